@@ -1,0 +1,3 @@
+"""ELECTRA: raw text in, a pre-trained text encoder out."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,29 @@
+"""The one error that a user sees: a sentence that says what is wrong and what to do."""
+
+import importlib
+from types import ModuleType
+
+
+class UserError(Exception):
+    """Something the user can put right; the command line prints it alone and exits with code 2."""
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional library, or name the extra that brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(
+            f"This needs the library '{module.split('.')[0]}', which is not installed: "
+            f"run  pip install 'electra[{extra}]'"
+        ) from None
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A ' Did you mean …?' for a misspelt name, or the names that there are."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if not close:  # a bare last part, as 'lr' for 'optim.lr'
+        close = [k for k in known if k.rpartition(".")[2] == name.rpartition(".")[2]][:1]
+    return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(sorted(known))}."
