@@ -1,0 +1,280 @@
+"""The command line: one verb per intention; what a verb needs is imported when it runs."""
+
+import errno
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from electra import __version__
+from electra.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+app = typer.Typer(
+    name="electra",
+    help="Raw text in, a pre-trained ELECTRA text encoder out.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+tokenizer_app = typer.Typer(
+    help="Make a tokenizer for your text, or look at how well one fits it.", no_args_is_help=True
+)
+app.add_typer(tokenizer_app, name="tokenizer")
+
+
+class Kind(StrEnum):
+    """The kinds of vocabulary."""
+
+    wordpiece = "wordpiece"
+    bpe = "bpe"
+    unigram = "unigram"
+
+
+class Layout(StrEnum):
+    """How documents become rows."""
+
+    pairs = "pairs"
+    packed = "packed"
+
+
+Inputs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="INPUT...",
+        help="Text files, folders, globs, or hub:NAME for a dataset of the Hugging Face hub "
+        "(hub:NAME:CONFIG:SPLIT). Formats by ending: .txt (a blank line ends a document), .jsonl, "
+        ".csv, .tsv, .parquet; also packed as .gz, .xz, .bz2, .zst.",
+        show_default=False,
+    ),
+]
+TextField = Annotated[
+    str,
+    typer.Option(
+        "--text-field", help="The field or column with the text in JSON lines and tables."
+    ),
+]
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and leave."""
+    if wanted:
+        typer.echo(f"electra {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=print_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """Raw text in, a pre-trained ELECTRA text encoder out."""
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    inputs: Inputs,
+    out: Annotated[Path, typer.Option(help="The folder to write the tokenizer to.")],
+    vocab_size: Annotated[int, typer.Option(help="Tokens in the vocabulary.")] = 30522,
+    kind: Annotated[
+        Kind,
+        typer.Option(
+            help="wordpiece: as BERT and ELECTRA. bpe: byte-level, knows every text. "
+            "unigram: as SentencePiece; its training does not repeat exactly."
+        ),
+    ] = Kind.wordpiece,
+    cased: Annotated[bool, typer.Option("--cased", help="Keep upper case and accents.")] = False,
+    keep_accents: Annotated[
+        bool,
+        typer.Option(
+            "--keep-accents",
+            help="Lower case, but ö stays ö: for every language in which accents make words.",
+        ),
+    ] = False,
+    text_field: TextField = "text",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a tokenizer that is there.")
+    ] = False,
+) -> None:
+    """Learn a vocabulary from text.
+
+    The folder that is written loads everywhere: in  electra prepare  and in transformers.
+
+    Example:  electra tokenizer train corpus/ --out tokenizer --vocab-size 30522 --keep-accents
+    """
+    from electra.text.console import inspect_table, show_bytes
+    from electra.text.inspect import inspect_tokenizer
+    from electra.text.tokenizer import train_tokenizer
+
+    console, notes = consoles()
+    with show_bytes(notes, "learning the vocabulary") as progress:
+        tokenizer = train_tokenizer(
+            inputs,
+            out,
+            vocab_size=vocab_size,
+            kind=kind.value,
+            cased=cased,
+            keep_accents=keep_accents,
+            text_field=text_field,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    report = inspect_tokenizer(tokenizer, inputs, text_field=text_field, limit=2_000_000)
+    console.print(inspect_table(report))
+    warn(report.warnings)
+    console.print(f"The tokenizer is in {out}", highlight=False)
+
+
+@tokenizer_app.command("inspect")
+def tokenizer_inspect(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="A folder with tokenizer.json or vocab.txt, or a tokenizer.json.",
+            show_default=False,
+        ),
+    ],
+    inputs: Inputs,
+    text_field: TextField = "text",
+    megabytes: Annotated[
+        float, typer.Option("--megabytes", help="How much of the text to look at.", min=0.001)
+    ] = 10.0,
+) -> None:
+    """Tell how well a tokenizer fits a text, and warn of what it would lose.
+
+    Example:  electra tokenizer inspect tokenizer corpus/part-00.txt.gz
+    """
+    from electra.text.console import inspect_table
+    from electra.text.inspect import inspect_tokenizer
+    from electra.text.tokenizer import load_tokenizer, special_names
+
+    console, _ = consoles()
+    report = inspect_tokenizer(
+        load_tokenizer(path),
+        inputs,
+        names=special_names(path),
+        text_field=text_field,
+        limit=int(megabytes * 1e6),
+    )
+    console.print(inspect_table(report))
+    for before, after in report.examples:
+        console.print(f"  {before}  becomes  {after}", highlight=False, markup=False)
+    warn(report.warnings)
+
+
+@app.command()
+def prepare(
+    inputs: Inputs,
+    tokenizer: Annotated[
+        Path,
+        typer.Option(
+            help="A tokenizer's folder: your own, or any with tokenizer.json or vocab.txt."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to write the shards to.")],
+    length: Annotated[int, typer.Option(help="Tokens in a row, special ones included.")] = 128,
+    layout: Annotated[
+        Layout,
+        typer.Option(
+            help="pairs: one document in a row, in two segments, as in the paper. "
+            "packed: rows filled with several documents, without padding."
+        ),
+    ] = Layout.pairs,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes; the result is the same for any number.", show_default="cores"
+        ),
+    ] = None,
+    held_out: Annotated[
+        float, typer.Option(help="The share of the documents kept for validation.")
+    ] = 0.01,
+    seed: Annotated[int, typer.Option(help="Of the row lengths and the held-out documents.")] = 1,
+    text_field: TextField = "text",
+) -> None:
+    """Turn text into token shards, which training reads.
+
+    No text is lost: what does not fit into a row begins the next one. Run the same command again
+    to go on after an interruption; finished shards are kept.
+
+    Example:  electra prepare corpus/ --tokenizer tokenizer --out shards --length 128 --workers 8
+    """
+    from electra.text.console import prepare_table, show_prepare
+    from electra.text.prepare import prepare as run
+
+    console, notes = consoles()
+    with show_prepare(notes) as progress:
+        summary = run(
+            inputs,
+            tokenizer=tokenizer,
+            out=out,
+            length=length,
+            layout=layout.value,
+            workers=workers,
+            held_out=held_out,
+            seed=seed,
+            text_field=text_field,
+            progress=progress,
+        )
+    console.print(prepare_table(summary))
+    done = "already prepared, nothing was changed" if summary.already else "prepared"
+    console.print(f"{out}: {done}", highlight=False, markup=False)
+
+
+def consoles() -> "tuple[Console, Console]":
+    """Where results go (standard output) and where progress goes (standard error)."""
+    from rich.console import Console
+
+    return Console(), Console(stderr=True)
+
+
+def warn(warnings: "Sequence[str]") -> None:
+    """Print warnings on standard error."""
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
+
+
+def fail(message: str, code: int) -> int:
+    """Print the one sentence that the user needs."""
+    print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+def main() -> None:
+    """Run the command line; what the user can put right is told without a traceback."""
+    sys.exit(run_app())
+
+
+def run_app() -> int:
+    """Run the command of sys.argv and return the exit code."""
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        return fail(str(error), 2)
+    except KeyboardInterrupt:
+        return fail("stopped; the same command goes on where it stopped.", 130)
+    except BrokenPipeError:
+        return 1
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return fail("the disk is full: free some space and run the same command again.", 2)
+        raise
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Strict dataclasses <-> YAML <-> `key=value`: an unknown key is an error that names the nearest one.
+
+A configuration is a frozen dataclass kept beside the thing that it configures. The string under a
+field is its help: it is shown by `electra recipes NAME` and written as a comment into `config.yaml`.
+"""
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from electra.errors import UserError, nearest
+
+C = TypeVar("C")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Nested plain values, ready for YAML or JSON."""
+    return {
+        f.name: to_dict(v) if dataclasses.is_dataclass(v := getattr(config, f.name)) else _plain(v)
+        for f in dataclasses.fields(config)
+    }
+
+
+def from_dict(kind: type[C], values: Mapping[str, Any], path: str = "") -> C:
+    """Build a configuration; unknown keys and values of the wrong type are refused."""
+    types = typing.get_type_hints(kind)
+    for key in values:
+        if key not in types:
+            raise _unknown(f"{path}{key}", [f"{path}{name}" for name in types])
+    built = {}
+    for key, value in values.items():
+        if dataclasses.is_dataclass(types[key]):
+            if not isinstance(value, Mapping):
+                raise UserError(f"'{path}{key}' is a group of settings, not one value.")
+            built[key] = from_dict(types[key], value, f"{path}{key}.")  # type: ignore[arg-type]
+        else:
+            built[key] = _convert(value, types[key], f"{path}{key}")
+    return kind(**built)
+
+
+def override(config: C, assignments: Sequence[str]) -> C:
+    """The configuration with `group.key=value` assignments applied, later ones winning."""
+    values, known = to_dict(config), dict(flatten(config))
+    for assignment in assignments:
+        key, sign, text = assignment.partition("=")
+        if not sign:
+            raise UserError(f"'{assignment}' is not a setting: write it as key=value.")
+        if key not in known:
+            raise _unknown(key, list(known))
+        *groups, last = key.split(".")
+        target = values
+        for group in groups:
+            target = target[group]
+        target[last] = text
+    return from_dict(type(config), values)
+
+
+def flatten(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Each setting as ('group.key', value)."""
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from flatten(value, f"{path}{f.name}.")
+        else:
+            yield f"{path}{f.name}", value
+
+
+def to_yaml(config: Any, indent: int = 0) -> str:
+    """YAML with each field's help as the comment above it."""
+    helps, lines, space = field_helps(type(config)), [], "  " * indent
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if f.name in helps:
+            lines += [f"{space}# {line}" for line in textwrap.wrap(helps[f.name], 96 - len(space))]
+        if dataclasses.is_dataclass(value):
+            lines += [f"{space}{f.name}:", to_yaml(value, indent + 1).rstrip("\n")]
+        else:
+            text = yaml.safe_dump(_plain(value), default_flow_style=True, width=10_000)
+            lines.append(f"{space}{f.name}: {text.splitlines()[0]}")
+    return "\n".join(lines) + "\n"
+
+
+def from_yaml(kind: type[C], text: str, source: str) -> C:
+    """Read a configuration that `to_yaml` (or a person) wrote."""
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, Mapping):
+        raise UserError(f"{source} holds no settings.")
+    return from_dict(kind, values)
+
+
+@cache
+def field_helps(kind: type) -> dict[str, str]:
+    """The string literal under each field of a dataclass, joined into one line."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    helps = {}
+    for field, below in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+        ):
+            helps[field.target.id] = " ".join(str(below.value.value).split())
+    return helps
+
+
+def _unknown(key: str, known: list[str]) -> UserError:
+    return UserError(f"There is no setting '{key}': {nearest(key, known)}")
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _convert(value: Any, kind: Any, key: str) -> Any:
+    """A value of the declared type, from YAML or from the text behind `=`."""
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        choices = typing.get_args(kind)
+        if value not in choices:
+            raise UserError(f"'{key}' is one of {', '.join(choices)}, not '{value}'.")
+        return value
+    if origin is tuple:
+        parts = value.strip("[]()").split(",") if isinstance(value, str) else list(value)
+        kinds = typing.get_args(kind)
+        if len(parts) != len(kinds):
+            raise UserError(f"'{key}' takes {len(kinds)} values, not {len(parts)}.")
+        return tuple(_convert(part, k, key) for part, k in zip(parts, kinds, strict=True))
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[str(value).lower()]
+        if kind is int:
+            number = float(value)  # so that 1e6 is an integer too
+            if not number.is_integer() or isinstance(value, bool):
+                raise ValueError
+            return int(value) if str(value).lstrip("+-").isdigit() else int(number)
+        if kind is float:
+            return float(value)
+    except (KeyError, ValueError, TypeError, OverflowError):
+        names = {bool: "true or false", int: "a whole number", float: "a number"}
+        raise UserError(f"'{key}' takes {names[kind]}, not '{value}'.") from None
+    assert kind is str, f"{key}: no conversion for {kind}"
+    return str(value)

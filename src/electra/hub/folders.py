@@ -1,0 +1,181 @@
+"""Hugging Face folders: each network as `config.json` + `model.safetensors` that transformers loads.
+
+Written and read with safetensors alone; transformers is not needed for either.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from electra.errors import UserError
+from electra.models.electra import Discriminator, Generator
+from electra.models.encoder import Encoder, EncoderConfig
+
+EMBEDDINGS = {
+    "token.weight": "word_embeddings.weight",
+    "position.weight": "position_embeddings.weight",
+    "segment.weight": "token_type_embeddings.weight",
+    "norm.weight": "LayerNorm.weight",
+    "norm.bias": "LayerNorm.bias",
+}
+LAYER = {
+    "attended": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "expand": "intermediate.dense",
+    "contract": "output.dense",
+    "output_norm": "output.LayerNorm",
+}
+DISCRIMINATOR_HEAD = {
+    "dense": "discriminator_predictions.dense",
+    "score": "discriminator_predictions.dense_prediction",
+}
+GENERATOR_HEAD = {"dense": "generator_predictions.dense", "norm": "generator_predictions.LayerNorm"}
+PARTS = ("weight", "bias")
+N = TypeVar("N", Generator, Discriminator)
+
+
+def export(network: Generator | Discriminator, folder: Path, pad_id: int) -> None:
+    """Write one network; padded rows of the vocabulary stay behind."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = network.encoder.config
+    weights = {}
+    for theirs, ours in _named_tensors(network):
+        tensor = ours.detach()
+        if theirs.endswith(("word_embeddings.weight", "generator_lm_head.bias")):
+            tensor = tensor[: config.vocab_size]
+        weights[theirs] = tensor.cpu().clone().contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    text = json.dumps(transformers_config(network, pad_id), indent=2)
+    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def transformers_config(network: Generator | Discriminator, pad_id: int) -> dict[str, Any]:
+    """The `ElectraConfig` of a network."""
+    config = network.encoder.config
+    kind = "ElectraForMaskedLM" if isinstance(network, Generator) else "ElectraForPreTraining"
+    return {
+        "architectures": [kind],
+        "model_type": "electra",
+        "vocab_size": config.vocab_size,
+        "embedding_size": config.embedding,
+        "hidden_size": config.hidden,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.head_count,
+        "intermediate_size": config.feed_forward_width,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "max_position_embeddings": config.positions,
+        "type_vocab_size": 2,
+        "initializer_range": config.init_std,
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": pad_id,
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+    }
+
+
+def load_discriminator(folder: Path) -> Discriminator:
+    """A discriminator from a folder of the ecosystem, ours or another's."""
+    return _fill(Discriminator(Encoder(read_config(folder))), folder)
+
+
+def load_generator(folder: Path) -> Generator:
+    """A generator from a folder of the ecosystem, ours or another's."""
+    return _fill(Generator(Encoder(read_config(folder))), folder)
+
+
+def read_config(folder: Path) -> EncoderConfig:
+    """The sizes in a `config.json`; an architecture that is not ELECTRA's is refused."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UserError(f"{folder} holds no model: there is no config.json in it.")
+    try:
+        c = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise UserError(f"{path} is not valid JSON; export or download the model again.") from None
+    if c.get("model_type") != "electra":
+        raise UserError(f"{folder} is a '{c.get('model_type')}' model, not an ELECTRA.")
+    if c.get("hidden_act", "gelu") != "gelu" or c.get("layer_norm_eps", 1e-12) != 1e-12:
+        raise UserError(f"{folder} is an ELECTRA with another activation or LayerNorm epsilon.")
+    return EncoderConfig(
+        layers=c["num_hidden_layers"],
+        hidden=c["hidden_size"],
+        heads=c["num_attention_heads"],
+        feed_forward=c["intermediate_size"],
+        embedding=c["embedding_size"],
+        positions=c["max_position_embeddings"],
+        vocab_size=c["vocab_size"],
+        vocab_multiple=1,
+        dropout=c["hidden_dropout_prob"],
+        attention_dropout=c["attention_probs_dropout_prob"],
+        init_std=c["initializer_range"],
+    )
+
+
+def _fill(network: N, folder: Path) -> N:
+    """Copy a folder's weights into a network; each name must be there, and none besides."""
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise UserError(
+            f"{folder} has no model.safetensors; weights in pickle form (.bin, .pt) are not loaded "
+            "because they can run code: convert them to safetensors first."
+        )
+    try:
+        weights = load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"{path} is damaged ({error}); export or download it again.") from None
+    wanted = dict(_named_tensors(network))
+    # Buffers and the second name of the tied matrix, which some versions of transformers write
+    ignored = {"electra.embeddings.position_ids", "generator_lm_head.weight"}
+    missing, unknown = wanted.keys() - weights.keys(), weights.keys() - wanted.keys() - ignored
+    if missing or unknown:
+        kind = type(network).__name__.lower()
+        raise UserError(
+            f"{path} is not the weights of a {kind}: "
+            + "; ".join(
+                f"{word} {sorted(names)[0]} and {len(names) - 1} more"
+                for word, names in (("missing", missing), ("unexpected", unknown))
+                if names
+            )
+            + "."
+        )
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            if parameter.shape != weights[name].shape:
+                raise UserError(f"{path}: {name} does not have the shape that config.json states.")
+            parameter.copy_(weights[name])
+    return network.eval()
+
+
+def _named_tensors(network: Generator | Discriminator) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor under transformers' name; views into ours, so that they serve both ways."""
+    encoder = network.encoder
+    for ours, theirs in EMBEDDINGS.items():
+        yield f"electra.embeddings.{theirs}", encoder.embeddings.get_parameter(ours)
+    if not isinstance(encoder.project, nn.Identity):
+        yield from _linear("electra.embeddings_project", encoder.project)
+    for i, layer in enumerate(encoder.layers):
+        path = f"electra.encoder.layer.{i}"
+        for part in PARTS:
+            fused = layer.get_parameter(f"qkv.{part}").chunk(3)
+            for theirs, tensor in zip(("query", "key", "value"), fused, strict=True):
+                yield f"{path}.attention.self.{theirs}.{part}", tensor
+        for ours, theirs in LAYER.items():
+            yield from _linear(f"{path}.{theirs}", layer.get_submodule(ours))
+    if isinstance(network, Generator):
+        yield "generator_lm_head.bias", network.bias
+    head = GENERATOR_HEAD if isinstance(network, Generator) else DISCRIMINATOR_HEAD
+    for ours, theirs in head.items():
+        yield from _linear(theirs, network.get_submodule(ours))
+
+
+def _linear(path: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for part in PARTS:
+        yield f"{path}.{part}", module.get_parameter(part)

@@ -1,0 +1,141 @@
+"""The two networks: a small generator that fills masks, a discriminator that spots the fillings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from electra.errors import UserError
+from electra.models.encoder import (
+    Encoder,
+    EncoderConfig,
+    glorot_linear,
+    init_truncated_,
+    resize_vocabulary_,
+)
+
+Sharing = Literal["none", "embeddings", "all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorConfig:
+    """The generator, as fractions of the discriminator."""
+
+    width: float = 0.25
+    """Fraction of the discriminator's hidden and feed-forward widths and of its heads."""
+    depth: float = 1.0
+    """Fraction of the discriminator's layers."""
+    share: Sharing = "embeddings"
+    """What both networks have in common: 'embeddings' (the token, position and segment tables and
+    their LayerNorm), 'all' (one body, which needs equal sizes) or 'none'."""
+
+
+def generator_sizes(model: EncoderConfig, generator: GeneratorConfig) -> EncoderConfig:
+    """The generator's encoder: rounded fractions, the same rules for heads and feed-forward."""
+    if not (0 < generator.width <= 1 and 0 < generator.depth <= 1):
+        raise UserError("generator.width and generator.depth are fractions above 0, at most 1.")
+    if generator.share == "all" and (generator.width, generator.depth) != (1, 1):
+        raise UserError(
+            "generator.share=all makes both networks one body, so they need the same size: "
+            "set generator.width=1 generator.depth=1, or share only the embeddings."
+        )
+    # round, not int: 768 x 0.33333 is 256, not 255
+    hidden = max(1, round(model.hidden * generator.width))
+    return replace(
+        model,
+        hidden=hidden,
+        layers=max(1, round(model.layers * generator.depth)),
+        heads=max(1, round(model.heads * generator.width)) if model.heads else 0,
+        feed_forward=round(model.feed_forward * generator.width) if model.feed_forward else 0,
+        # Shared tables keep the discriminator's width; its own ones have the generator's.
+        embedding=hidden if generator.share == "none" else model.embedding,
+    )
+
+
+class Generator(nn.Module):
+    """A masked language model; its output matrix is its own token table."""
+
+    def __init__(self, encoder: Encoder, absent: Sequence[int] = ()) -> None:
+        super().__init__()
+        config = encoder.config
+        self.encoder = encoder
+        self.dense = nn.Linear(config.hidden, config.embedding)
+        self.norm = nn.LayerNorm(config.embedding, eps=1e-12)
+        self.bias = nn.Parameter(torch.zeros(config.table_rows))
+        self.absent: Tensor
+        self.register_buffer("absent", _absent(config, absent), persistent=False)
+        init_truncated_(self.dense.weight, config.init_std)
+        nn.init.zeros_(self.dense.bias)
+
+    def forward(
+        self, ids: Tensor, segments: Tensor, real: Tensor | None, positions: Tensor
+    ) -> Tensor:
+        """Logits over the vocabulary at `positions` alone: the other 85 % are never computed."""
+        hidden = self.encoder(ids, segments, real)
+        index = positions[..., None].expand(-1, -1, hidden.shape[2])
+        return self.predict(hidden.gather(1, index))  # (batch, masked, vocabulary)
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        x = self.norm(F.gelu(self.dense(hidden)))
+        # Ids that no token has get probability 0, through the bias: no extra pass over the logits.
+        bias = self.bias.masked_fill(self.absent, float("-inf"))
+        return F.linear(x, self.encoder.embeddings.token.weight, bias)
+
+
+class Discriminator(nn.Module):
+    """Says for every token whether it was replaced; the network that is kept."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        hidden = encoder.config.hidden
+        self.encoder = encoder
+        self.dense = nn.Linear(hidden, hidden)
+        self.score = glorot_linear(hidden, 1)
+        init_truncated_(self.dense.weight, encoder.config.init_std)
+        nn.init.zeros_(self.dense.bias)
+
+    def forward(self, ids: Tensor, segments: Tensor, real: Tensor | None = None) -> Tensor:
+        """The logit of 'replaced' for each token."""
+        hidden = self.encoder(ids, segments, real)
+        return self.score(F.gelu(self.dense(hidden))).squeeze(-1)  # (batch, length)
+
+
+def build_pair(
+    model: EncoderConfig, generator: GeneratorConfig, absent: Sequence[int] = ()
+) -> tuple[Generator, Discriminator]:
+    """Both networks, with what they share being one and the same module."""
+    discriminator = Discriminator(Encoder(model))
+    sizes = generator_sizes(model, generator)
+    if generator.share == "all":
+        body = discriminator.encoder
+    elif generator.share == "embeddings":
+        body = Encoder(sizes, embeddings=discriminator.encoder.embeddings)
+    else:
+        body = Encoder(sizes)
+    return Generator(body, absent), discriminator
+
+
+def resize_vocabulary(
+    generator: Generator, discriminator: Discriminator, vocab_size: int, absent: Sequence[int] = ()
+) -> None:
+    """Another vocabulary size for both networks, what was shared staying shared."""
+    for encoder in {generator.encoder, discriminator.encoder}:
+        encoder.config = replace(encoder.config, vocab_size=vocab_size)
+    config = generator.encoder.config
+    for block in {generator.encoder.embeddings, discriminator.encoder.embeddings}:
+        resize_vocabulary_(block, config.table_rows, config.init_std)
+    bias = torch.zeros(config.table_rows, device=generator.bias.device)
+    kept = min(len(bias), len(generator.bias))
+    bias[:kept] = generator.bias.detach()[:kept]
+    generator.bias = nn.Parameter(bias)
+    generator.absent = _absent(config, absent).to(bias.device)
+
+
+def _absent(config: EncoderConfig, absent: Sequence[int]) -> Tensor:
+    """True for the rows of the table that are no token: holes in the vocabulary and padding."""
+    rows = torch.arange(config.table_rows) >= config.vocab_size
+    rows[list(absent)] = True
+    return rows

@@ -1,0 +1,94 @@
+"""Mask, sample, replace: how a row of text becomes the discriminator's exercise (paper, section 2).
+
+Every shape is static: each row gets the same number of slots, and slots that a short row does not
+use have `drawn` False.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Rounding = Literal["round", "ceil"]
+Draw = Literal["distinct", "repeated"]
+
+
+class Masked(NamedTuple):
+    """The generator's exercise."""
+
+    inputs: Tensor  # (batch, length) with [MASK] at most of the drawn positions
+    positions: Tensor  # (batch, slots)
+    drawn: Tensor  # (batch, slots) False for slots that the row does not use
+    originals: Tensor  # (batch, slots) the true tokens
+
+
+def slots_for(length: int, rate: float, rounding: Rounding) -> int:
+    """Masked positions of a full row; with 'round' the original's formula: 19 at 128, 79 at 512."""
+    slots = math.ceil(rate * length) if rounding == "ceil" else int((rate + 0.005) * length)
+    return max(1, slots)
+
+
+def mask_counts(real: Tensor, candidates: Tensor, rate: float, rounding: Rounding) -> Tensor:
+    """How many positions each row masks: its share of the real tokens, at least one."""
+    wanted = real.sum(1) * rate
+    wanted = wanted.ceil() if rounding == "ceil" else wanted.round()
+    slots = slots_for(real.shape[1], rate, rounding)
+    return torch.minimum(wanted.clamp(1, slots).long(), candidates.sum(1))  # (batch,)
+
+
+def choose_positions(candidates: Tensor, slots: int, draw: Draw) -> Tensor:
+    """Random positions; candidates come first, whatever has to fill the rest of the slots."""
+    if draw == "repeated":  # as the released code, which draws a position more than once
+        odds = candidates.float() + 1e-30  # a row without candidates must not stop the run
+        return torch.multinomial(odds, slots, replacement=True)
+    lottery = torch.rand(candidates.shape, device=candidates.device)
+    # rand is below 1, so each candidate stands before everything that is none
+    return (lottery + candidates).topk(slots, dim=1).indices  # (batch, slots)
+
+
+def mask_tokens(
+    ids: Tensor,
+    real: Tensor,
+    maskable: Tensor,
+    mask_id: int,
+    *,
+    rate: float,
+    shown: float = 0.85,
+    rounding: Rounding = "round",
+    draw: Draw = "distinct",
+) -> Masked:
+    """Draw positions among the real, non-special tokens and hide most of them behind [MASK].
+
+    `maskable` is a table (vocabulary,) that is False for the tokenizer's special tokens. A share of
+    1 - `shown` keeps its true token in the generator's input; it is predicted and replaced as well.
+    """
+    candidates = real & maskable[ids]
+    slots = slots_for(ids.shape[1], rate, rounding)
+    counts = mask_counts(real, candidates, rate, rounding)
+    positions = choose_positions(candidates, slots, draw)
+    drawn = torch.arange(slots, device=ids.device) < counts[:, None]
+    hidden = drawn & (torch.rand(drawn.shape, device=ids.device) < shown)
+    inputs = put(ids, positions, torch.full_like(positions, mask_id), hidden)
+    return Masked(inputs, positions, drawn, ids.gather(1, positions))
+
+
+def sample_tokens(logits: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:
+    """One token per position from softmax(logits / temperature), by the Gumbel-max trick in fp32."""
+    scores = logits.detach().float() / temperature
+    if excluded is not None:
+        scores = scores.scatter(-1, excluded[..., None], float("-inf"))
+    # -log(exponential) is Gumbel noise; the floor keeps a zero draw from becoming infinity
+    exponential = torch.empty_like(scores).exponential_().clamp_min_(1e-30)
+    return (scores - exponential.log_()).argmax(-1)
+
+
+def put(ids: Tensor, positions: Tensor, tokens: Tensor, where: Tensor) -> Tensor:
+    """`ids` with `tokens` at `positions`, for the slots where `where` is True.
+
+    A position drawn twice takes the larger id, on every device.
+    differs from the released code: there the mean of both ids, an arbitrary third token, is put.
+    """
+    canvas = torch.full_like(ids, -1)
+    canvas = canvas.scatter_reduce(1, positions, torch.where(where, tokens, -1), "amax")
+    return torch.where(canvas >= 0, canvas, ids)

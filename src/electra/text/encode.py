@@ -1,0 +1,173 @@
+"""One chunk of documents -> one shard file; what a worker does."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from electra.text.files import write_whole
+from electra.text.rows import Layout, Places, fill, packed, pairs
+from electra.text.tokenizer import Vocabulary
+
+BATCH = 500_000  # characters that are tokenised at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is the same for every chunk of a preparation."""
+
+    folder: Path
+    tokenizer: str
+    """The content of tokenizer.json."""
+    vocabulary: Vocabulary
+    length: int
+    layout: Layout
+    held_out: float
+    seed: int
+
+    @property
+    def dtype(self) -> str:
+        """The smallest type that holds every id."""
+        return "uint16" if self.vocabulary.size <= 1 << 16 else "uint32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What became of one chunk."""
+
+    number: int
+    text: str
+    """Digest of the chunk's text."""
+    rows: int
+    held_out: int
+    tokens: int
+    text_tokens: int
+    lost_tokens: int
+    unknown: int
+    documents: int
+    text_bytes: int
+    size: int
+    sha256: str
+
+
+def shard_name(number: int) -> str:
+    """The file of the chunk with this number."""
+    return f"shard-{number:05}.bin"
+
+
+def chunk_digest(documents: list[str]) -> str:
+    """A hash of a chunk's text, by which a later run knows it again."""
+    state = hashlib.blake2b(digest_size=16)
+    for document in documents:
+        state.update(document.encode())
+        state.update(b"\0")
+    return state.hexdigest()
+
+
+def open_tokenizer(job: Job) -> Tokenizer:
+    """The job's tokenizer, for text only."""
+    tokenizer = Tokenizer.from_str(job.tokenizer)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    # The text "[SEP]" in a document is text and no separator.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def encode_chunk(job: Job, tokenizer: Tokenizer, number: int, documents: list[str]) -> Done:
+    """Tokenise the documents, lay them out in rows, held-out ones first, and write the shard."""
+    groups: tuple[list[str], list[str]] = ([], [])
+    for document in documents:
+        groups[not is_held_out(document, job)].append(document)
+    random = np.random.default_rng([job.seed, number])
+    parts, text_tokens, lost, unknown = [], 0, 0, 0
+    for group in groups:
+        ids, lines = tokenised(tokenizer, group, job.dtype)
+        spots = place(lines, job, random)
+        parts.append(fill_rows(ids, spots, job))
+        text_tokens += len(ids)
+        lost += len(ids) - int(spots.count.sum())
+        unknown += int(np.count_nonzero(ids == job.vocabulary.unk))
+    content = [part.data.cast("B") for part in parts if len(part)]
+    if content:
+        write_whole(job.folder / shard_name(number), *content)
+    state = hashlib.sha256()
+    for some in content:
+        state.update(some)
+    return Done(
+        number=number,
+        text=chunk_digest(documents),
+        rows=sum(map(len, parts)),
+        held_out=len(parts[0]),
+        tokens=sum(int(part[:, -1].sum(dtype=np.int64)) for part in parts),
+        text_tokens=text_tokens,
+        lost_tokens=lost,
+        unknown=unknown,
+        documents=len(documents),
+        text_bytes=sum(len(document.encode()) for document in documents),
+        size=sum(some.nbytes for some in content),
+        sha256=state.hexdigest(),
+    )
+
+
+def place(lines: list[list[int]], job: Job, random: np.random.Generator) -> Places:
+    """Where the tokens of the documents go in the job's layout."""
+    if job.layout == "pairs":
+        return pairs(lines, job.length, random)
+    return packed(map(sum, lines), job.length)
+
+
+def fill_rows(ids: npt.NDArray[Any], spots: Places, job: Job) -> npt.NDArray[Any]:
+    """The rows with the tokens in their places."""
+    marks = job.vocabulary
+    return fill(
+        ids,
+        spots,
+        layout=job.layout,
+        length=job.length,
+        pad=marks.pad,
+        cls=marks.cls,
+        sep=marks.sep,
+    )
+
+
+def is_held_out(document: str, job: Job) -> bool:
+    """Whether a document is for validation: decided by its text, so that equals stay together."""
+    salt = job.seed.to_bytes(16, "big", signed=True)
+    value = hashlib.blake2b(document.encode(), digest_size=8, salt=salt).digest()
+    return int.from_bytes(value, "big") < job.held_out * 2**64
+
+
+def tokenised(
+    tokenizer: Tokenizer, documents: list[str], dtype: str
+) -> tuple[npt.NDArray[Any], list[list[int]]]:
+    """All ids in one array, and for each document the numbers of ids of its lines."""
+    parts: list[npt.NDArray[Any]] = [np.empty(0, dtype=dtype)]
+    counts: list[int] = []
+    lines = [[line for line in document.split("\n") if line.strip()] for document in documents]
+    for batch in batches(chain.from_iterable(lines)):
+        found = [e.ids for e in tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
+        counts.extend(map(len, found))
+        parts.append(np.array(list(chain.from_iterable(found)), dtype=dtype))
+    each = iter(counts)
+    return np.concatenate(parts), [[next(each) for _ in document] for document in lines]
+
+
+def batches(lines: Iterator[str]) -> Iterator[list[str]]:
+    """Lists of lines of limited size, which keep the memory flat."""
+    batch: list[str] = []
+    size = 0
+    for line in lines:
+        batch.append(line)
+        size += len(line)
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,43 @@
+"""Files that are written whole or not at all."""
+
+import errno
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from electra.errors import UserError
+
+TEMPORARY = ".tmp"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_whole(path: Path, *parts: bytes | memoryview) -> None:
+    """Write a file so that it is there whole or not at all, even when the power fails."""
+    # The process id keeps two writers of one file apart.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    try:
+        with temporary.open("wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def disk_full(folder: Path) -> UserError:
+    """The error for a disk without room."""
+    return UserError(
+        f"The disk is full: '{folder}' could not be written; free some space and run the same "
+        "command again, it goes on where it stopped."
+    )

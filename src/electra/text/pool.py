@@ -1,0 +1,103 @@
+"""Worker processes of our own: few chunks in flight, and a dead worker is noticed."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any
+
+from electra.errors import UserError
+from electra.text.encode import Done, Job, encode_chunk, open_tokenizer
+
+Answer = Done | OSError | UserError
+
+
+def work(job: Job, pipe: Connection) -> None:
+    """Encode the chunks that come through the pipe until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one core
+    tokenizer = open_tokenizer(job)
+    try:
+        while True:
+            number, documents = pipe.recv()
+            try:
+                pipe.send(encode_chunk(job, tokenizer, number, documents))
+            except (OSError, MemoryError) as error:
+                pipe.send(error)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+class Pool:
+    """Processes that encode chunks; used as a context, which ends them."""
+
+    def __init__(self, job: Job, workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.free: list[Connection] = []
+        self.busy: list[Connection] = []
+        self.processes: list[Any] = []
+        for _ in range(workers):
+            here, there = context.Pipe()
+            process = context.Process(target=work, args=(job, there), daemon=True)
+            process.start()
+            there.close()
+            self.free.append(here)
+            self.processes.append(process)
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for pipe in (*self.free, *self.busy):
+            pipe.close()
+        for process in self.processes:
+            if error is not None:
+                process.terminate()
+            process.join()
+
+    def map(self, chunks: Iterator[tuple[int, list[str]]]) -> Iterator[Done]:
+        """The outcome of each chunk, as they become ready; at most one chunk waits to be sent."""
+        for chunk in chunks:
+            if not self.free:
+                yield from self.ready()
+            self.give(chunk)
+        while self.busy:
+            yield from self.ready()
+
+    def give(self, chunk: tuple[int, list[str]]) -> None:
+        """Hand a chunk to a free worker."""
+        pipe = self.free.pop()
+        try:
+            pipe.send(chunk)
+        except OSError:
+            raise died() from None
+        self.busy.append(pipe)
+
+    def ready(self) -> Iterator[Done]:
+        """Wait for at least one worker and take the outcomes of all that are ready."""
+        for pipe in wait(self.busy):
+            assert isinstance(pipe, Connection)
+            try:
+                answer = pipe.recv()
+            except (EOFError, OSError):
+                raise died() from None
+            self.busy.remove(pipe)
+            self.free.append(pipe)
+            if isinstance(answer, BaseException):
+                raise answer
+            yield answer
+
+
+def died() -> UserError:
+    """The error for a worker that was killed."""
+    return UserError(
+        "A worker process ended unexpectedly, most often because memory ran out: run the same "
+        "command again with fewer --workers; it goes on where it stopped."
+    )

@@ -1,0 +1,195 @@
+"""Which files the inputs name, and how each is opened and turned into blocks of text."""
+
+import bz2
+import codecs
+import glob
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from electra.errors import UserError, require
+
+BLOCK = 1 << 20  # bytes read at a time
+COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
+
+# Files that are often taken for text, by their first bytes.
+MAGIC = {
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"%PDF": "a PDF document; extract its text first",
+    b"PK\x03\x04": "a zip archive; unpack it first",
+    b"\x1f\x8b": "gzip-compressed; give its name the ending .gz",
+    b"\xfd7zXZ": "xz-compressed; give its name the ending .xz",
+    b"BZh": "bzip2-compressed; give its name the ending .bz2",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed; give its name the ending .zst",
+    b"PAR1": "a parquet file; give its name the ending .parquet",
+    b"\xff\xfe": "UTF-16; convert it with  iconv -f UTF-16 -t UTF-8",
+    b"\xfe\xff": "UTF-16; convert it with  iconv -f UTF-16 -t UTF-8",
+}
+
+OnBytes = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One file, or one dataset of the Hugging Face hub."""
+
+    name: str
+    """The path as text, or `hub:…`."""
+    size: int | None
+    """Bytes on disk; unknown for the hub."""
+    modified: int | None
+    """Time of the last change in nanoseconds; unknown for the hub."""
+    alone: bool
+    """Named by the user itself and not found in a folder: then an empty file is an error."""
+
+    @property
+    def kind(self) -> str:
+        """The format by the ending, without that of a compression: txt, jsonl, csv, …"""
+        if self.name.startswith("hub:"):
+            return "hub"
+        endings = [s.lower() for s in Path(self.name).suffixes]
+        if endings and endings[-1] in COMPRESSED:
+            endings.pop()
+        return endings[-1][1:] if endings else "txt"
+
+
+def find_sources(inputs: list[str]) -> list[Source]:
+    """Every file and dataset that the inputs name, in a fixed order."""
+    if not inputs:
+        raise UserError("No input is given: name files, folders, globs or hub:NAME.")
+    return [source for name in inputs for source in find(name)]
+
+
+def find(name: str) -> Iterator[Source]:
+    """The sources of one input: a dataset, a file, a folder or a glob."""
+    if name.startswith("hub:"):
+        yield Source(name=name, size=None, modified=None, alone=True)
+        return
+    path = Path(name)
+    if path.is_file():
+        yield file_source(path, alone=True)
+        return
+    if path.is_dir():
+        found = [p for p in path.rglob("*") if p.is_file() and not hidden(p.relative_to(path))]
+        if not found:
+            raise UserError(f"The folder '{name}' holds no file: name one that holds text.")
+    elif glob.has_magic(name):
+        found = [p for p in map(Path, glob.iglob(name, recursive=True)) if p.is_file()]  # noqa: PTH207
+        if not found:
+            raise UserError(f"No file matches '{name}': check the pattern and the folder.")
+    else:
+        raise UserError(f"There is no file or folder '{name}': check the path.")
+    for each in sorted(found, key=lambda p: p.as_posix()):
+        yield file_source(each, alone=False)
+
+
+def hidden(path: Path) -> bool:
+    """Whether a part of the path starts with a dot, as .git and .DS_Store do."""
+    return any(part.startswith(".") for part in path.parts)
+
+
+def file_source(path: Path, *, alone: bool) -> Source:
+    """The source of one file, which must be readable."""
+    try:
+        state = path.stat()
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be read: {error.strerror}.") from None
+    return Source(name=str(path), size=state.st_size, modified=state.st_mtime_ns, alone=alone)
+
+
+def unpacked(name: str, raw: IO[bytes]) -> IO[bytes]:
+    """The bytes of an open file after decompression, chosen by the ending of its name."""
+    ending = Path(name).suffix.lower()
+    if ending == ".gz":
+        return cast("IO[bytes]", gzip.GzipFile(fileobj=raw))
+    if ending == ".xz":
+        return cast("IO[bytes]", lzma.LZMAFile(raw))
+    if ending == ".bz2":
+        return cast("IO[bytes]", bz2.BZ2File(raw))
+    if ending == ".zst":
+        arrow: Any = require("pyarrow", "data")
+        return cast("IO[bytes]", arrow.CompressedInputStream(raw, "zstd"))
+    return raw
+
+
+def blocks(source: Source, on_bytes: OnBytes) -> Iterator[bytes]:
+    """The unpacked bytes of a file in blocks, with the bytes read from disk reported."""
+    told = 0
+    with Path(source.name).open("rb") as raw:
+        stream = unpacked(source.name, raw)
+        while True:
+            try:
+                block = full_read(stream)
+            except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, OSError) as error:
+                raise UserError(
+                    f"'{source.name}' is truncated or damaged ({str(error).rstrip('.')}): "
+                    "fetch or compress it again."
+                ) from None
+            now = raw.tell()
+            on_bytes(now - told)
+            told = now
+            if not block:
+                return
+            yield block
+
+
+def full_read(stream: IO[bytes]) -> bytes:
+    """One block, short only at the end, so that blocks do not depend on how it is compressed."""
+    block = stream.read(BLOCK)
+    while block and len(block) < BLOCK:
+        more = stream.read(BLOCK - len(block))
+        if not more:
+            break
+        block += more
+    return block
+
+
+def texts(source: Source, on_bytes: OnBytes) -> Iterator[str]:
+    """The text of a file in blocks: UTF-8 without BOM, every line end turned into \\n."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    newlines = io.IncrementalNewlineDecoder(None, translate=True)
+    lines = passed = 0
+    for block in blocks(source, on_bytes):
+        refuse_binary(source.name, block, first=passed == 0, line=lines + 1)
+        yield newlines.decode(decoded(decoder, block, source.name, lines, passed))
+        lines += block.count(b"\n")
+        passed += len(block)
+    yield newlines.decode(decoded(decoder, b"", source.name, lines, passed), final=True)
+
+
+def refuse_binary(name: str, block: bytes, *, first: bool, line: int) -> None:
+    """Refuse what is no text: known kinds of files by their first bytes, and NUL bytes."""
+    if first:
+        for magic, what in MAGIC.items():
+            if block.startswith(magic):
+                raise UserError(f"'{name}' is no UTF-8 text: it is {what}.")
+    if b"\0" in block:
+        line += block[: block.index(b"\0")].count(b"\n")
+        raise UserError(
+            f"'{name}' is no text: line {line} holds a NUL byte; "
+            "leave this file out or convert it to UTF-8 text."
+        )
+
+
+def decoded(
+    decoder: codecs.IncrementalDecoder, block: bytes, name: str, lines: int, passed: int
+) -> str:
+    """The block as text; an error names the file, the line and the byte."""
+    try:
+        return decoder.decode(block, final=not block)
+    except UnicodeDecodeError as error:
+        data = error.object  # the bytes kept from the last block, then this block
+        line = lines + data[: error.start].count(b"\n") + 1
+        place = passed - (len(data) - len(block)) + error.start
+        raise UserError(
+            f"'{name}' is not valid UTF-8 in line {line} (byte 0x{data[error.start]:02x} at offset "
+            f"{place}): convert it, for example with  iconv -f LATIN1 -t UTF-8 '{name}'"
+        ) from None

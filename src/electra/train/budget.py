@@ -1,0 +1,38 @@
+"""How long a run is: steps, tokens or time, turned into progress from 0 to 1."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from electra.errors import UserError
+
+SECONDS = {"s": 1, "sec": 1, "min": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """An amount of steps, tokens or seconds."""
+
+    amount: float
+    unit: Literal["steps", "tokens", "seconds"]
+
+    def progress(self, *, steps: int, tokens: int, seconds: float) -> float:
+        """Share of the budget that is spent; the run is over at 1."""
+        spent = {"steps": steps, "tokens": tokens, "seconds": seconds}[self.unit]
+        return min(1.0, spent / self.amount)
+
+
+def parse_budget(text: str) -> Budget:
+    """Read `10000steps`, `1e9tokens`, `25min`, `2h`, `90s` or `1d`."""
+    match = re.fullmatch(r"(\d+\.?\d*(?:e\+?\d+)?)\s*([a-z]+)", text.strip().lower())
+    if match and float(match[1]) > 0:
+        amount, unit = float(match[1]), match[2]
+        if unit in SECONDS:
+            return Budget(amount * SECONDS[unit], "seconds")
+        if unit in ("steps", "step"):
+            return Budget(amount, "steps")
+        if unit in ("tokens", "token"):
+            return Budget(amount, "tokens")
+    raise UserError(
+        f"'{text}' is not a budget: write for example 10000steps, 1e9tokens, 25min, 2h or 1d."
+    )

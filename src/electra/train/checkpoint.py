@@ -1,0 +1,188 @@
+"""Checkpoints: whole folders that appear at once, hold everything, and never contain a pickle.
+
+    RUN/checkpoints/step-00001000/
+        state.json               step, position in the data, clock, held-out figures
+        config.yaml              the run's configuration
+        model.safetensors        both networks, what is shared once
+        optimizer.safetensors    Adam's two means of each parameter
+        random.safetensors       the random generators
+        discriminator/           ready for transformers, with the tokenizer
+        generator/
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from electra.errors import UserError
+from electra.hub.folders import export
+from electra.objectives.rtd import ReplacedTokenDetection
+from electra.optim.adam import PaperAdam
+from electra.train.device import random_state, set_random_state
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainState:
+    """Where a run is; everything that is not a tensor."""
+
+    step: int = 0
+    rows: int = 0
+    """Position in the endless stream of rows."""
+    tokens: int = 0
+    """Places trained on, rows x length, padding included: the paper's way to count."""
+    seconds: float = 0.0
+    """Time spent training, earlier sittings included."""
+    data_digest: str = ""
+    """Identity of the shards."""
+    held_out: dict[str, float] = field(default_factory=dict)
+    """Held-out figures at this step, if they were measured."""
+    best: dict[str, float] = field(default_factory=dict)
+    """Step and held-out loss of the best checkpoint."""
+
+
+def save(
+    run: Path,
+    state: TrainState,
+    objective: ReplacedTokenDetection,
+    optimizer: PaperAdam,
+    *,
+    pad_id: int,
+) -> Path:
+    """Write the checkpoint of this step under a temporary name, then rename it into place."""
+    final = run / "checkpoints" / f"step-{state.step:08d}"
+    if final.exists():  # the same step of the same run, saved before an interruption
+        return final
+    partial = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        parameters = dict(objective.named_parameters())
+        moments = {
+            f"{kind}.{name}": tensor
+            for name, p in parameters.items()
+            for kind, tensor in optimizer.moments(p).items()
+        }
+        device = objective.maskable.device
+        _save_tensors(partial / "model.safetensors", parameters)
+        _save_tensors(partial / "optimizer.safetensors", moments)
+        _save_tensors(partial / "random.safetensors", random_state(device))
+        for network, name in (
+            (objective.discriminator, "discriminator"),
+            (objective.generator, "generator"),
+        ):
+            export(network, partial / name, pad_id)
+            shutil.copytree(run / "tokenizer", partial / name, dirs_exist_ok=True)
+        shutil.copyfile(run / "config.yaml", partial / "config.yaml")
+        _write_json(partial / "state.json", dataclasses.asdict(state))
+        _sync_tree(partial)
+        partial.rename(final)
+        _sync(final.parent)
+    except BaseException:  # a full disk, an interruption: what was there before stays as it was
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return final
+
+
+def restore(
+    checkpoint: Path, objective: ReplacedTokenDetection, optimizer: PaperAdam | None = None
+) -> TrainState:
+    """Read a checkpoint back into a run; each tensor must be there, and none besides."""
+    with _readable(checkpoint):
+        parameters = dict(objective.named_parameters())
+        _copy_all(load_file(checkpoint / "model.safetensors"), parameters, checkpoint)
+        state = read_state(checkpoint)
+        if optimizer is not None:
+            moments = {
+                f"{kind}.{name}": tensor
+                for name, p in parameters.items()
+                for kind, tensor in optimizer.moments(p).items()
+            }
+            _copy_all(load_file(checkpoint / "optimizer.safetensors"), moments, checkpoint)
+            set_random_state(load_file(checkpoint / "random.safetensors"))
+    return state
+
+
+def read_state(checkpoint: Path) -> TrainState:
+    """The part of a checkpoint that is not tensors."""
+    with _readable(checkpoint):
+        return TrainState(**json.loads((checkpoint / "state.json").read_text(encoding="utf-8")))
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    return sorted((run / "checkpoints").glob("step-*"))
+
+
+def prune(run: Path, state: TrainState, *, keep_last: int, keep_best: bool) -> None:
+    """Delete old checkpoints, but for the last few and the best one."""
+    best = f"step-{int(state.best['step']):08d}" if keep_best and state.best else ""
+    for old in checkpoints(run)[:-keep_last]:
+        if old.name != best:
+            # Renamed first: a half-deleted folder must not pass for a checkpoint.
+            doomed = old.with_name(f".{old.name}.partial")
+            old.rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def clean(run: Path) -> None:
+    """Remove what a killed process left half-written."""
+    for partial in (run / "checkpoints").glob(".step-*.partial"):
+        shutil.rmtree(partial)
+
+
+def _save_tensors(path: Path, tensors: dict[str, Tensor] | dict[str, nn.Parameter]) -> None:
+    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path)
+
+
+def _copy_all(
+    stored: dict[str, Tensor], wanted: dict[str, Any], checkpoint: Path
+) -> None:
+    if stored.keys() != wanted.keys():
+        odd = sorted(stored.keys() ^ wanted.keys())
+        raise UserError(f"{checkpoint} is not of this model: {odd[0]} is on one side only.")
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            tensor.copy_(stored[name])
+
+
+@contextlib.contextmanager
+def _readable(checkpoint: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"The checkpoint {checkpoint} cannot be read ({error}); delete that folder to go on "
+            "from the one before it."
+        ) from None
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    """Have the disk hold it, so that a power cut after the rename loses nothing."""
+    if os.name == "nt":  # no handle on a folder there, and files are flushed on close
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,93 @@
+"""Batches from shards: an endless shuffled stream whose whole state is one number."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from electra.errors import UserError
+from electra.text.shards import Shards, shuffled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """What the run reads."""
+
+    folder: str = ""
+    """The folder that `electra prepare` wrote; given by --data."""
+    length: int = 128
+    """Tokens in a row; it must be the length that the data was prepared with."""
+    batch: int = 128
+    """Rows in a step, all micro-batches together."""
+
+
+def open_data(config: DataConfig, positions: int) -> Shards:
+    """The shards of a run, verified by their hashes and checked against the configuration."""
+    check_positions(config.length, positions)
+    shards = Shards.open(Path(config.folder))
+    if shards.length != config.length:
+        raise UserError(
+            f"{config.folder} holds rows of {shards.length} tokens and the recipe expects "
+            f"{config.length}: prepare again with --length {config.length}, or set "
+            f"data.length={shards.length}."
+        )
+    return shards
+
+
+def check_positions(length: int, positions: int) -> None:
+    """Refuse rows that are longer than the position table."""
+    if length > positions:
+        raise UserError(
+            f"Rows of {length} tokens do not fit a position table of {positions}: prepare with "
+            f"--length {positions} at most, or train a model with model.positions={length}."
+        )
+
+
+def rows_at(shards: Shards, position: int, count: int, seed: int) -> np.ndarray:
+    """`count` rows of the endless stream from `position` on; each epoch has its own order.
+
+    The order is a function of (seed, epoch, place), not a stored permutation: to resume, or to
+    read as one rank of several, is to begin at another number.
+    """
+    total = shards.rows("train")
+    places = np.arange(position, position + count, dtype=np.int64)
+    epochs, places = np.divmod(places, total)
+    order = np.empty_like(places)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        order[here] = shuffled(places[here], total, seed=_mix(seed, int(epoch)))
+    return shards.gather("train", order)
+
+
+def stream(
+    shards: Shards, batch: int, seed: int, position: int, device: torch.device
+) -> Iterator[Tensor]:
+    """Batches from `position` on, each read while the one before is trained on."""
+
+    def fetch(start: int) -> Tensor:
+        rows = torch.from_numpy(rows_at(shards, start, batch, seed).astype(np.int32))
+        return rows.pin_memory() if device.type == "cuda" else rows
+
+    with ThreadPoolExecutor(1) as reader:
+        ahead = reader.submit(fetch, position)
+        while True:
+            rows = ahead.result()
+            position += batch
+            ahead = reader.submit(fetch, position)
+            yield rows.to(device, non_blocking=True)
+
+
+def held_out_rows(shards: Shards, count: int) -> Tensor:
+    """The same held-out rows each time, spread evenly over the whole split."""
+    total = shards.rows("held_out")
+    places = np.unique(np.linspace(0, total - 1, min(count, total)).astype(np.int64))
+    return torch.from_numpy(shards.gather("held_out", places).astype(np.int32))
+
+
+def _mix(seed: int, epoch: int) -> int:
+    """One seed from two numbers."""
+    return int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])

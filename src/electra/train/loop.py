@@ -1,0 +1,257 @@
+"""The training loop: what happens is what is written here."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from electra.errors import UserError
+from electra.objectives.batch import Batch, unpack
+from electra.objectives.corrupt import Masked
+from electra.objectives.rtd import SUMS, ReplacedTokenDetection, summarise, totals_of
+from electra.optim.adam import PaperAdam
+from electra.optim.schedule import OptimConfig, learning_rate
+from electra.train import checkpoint
+from electra.train.budget import Budget
+from electra.train.checkpoint import TrainState
+from electra.train.device import Device, Precision, autocast, random_state, set_random_state
+from electra.train.folder import StopRequest
+from electra.train.live import LiveView
+from electra.train.record import Record, TrackerName
+from electra.train.validate import validate
+from electra.train.watch import Watch, check_finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopConfig:
+    """How the run goes."""
+
+    budget: str = "1000000steps"
+    """How long: steps, tokens or time (10000steps, 1e9tokens, 25min, 2h); given by --budget too."""
+    seed: int = 0
+    """Seed of initialisation, data order, masks, samples and dropout."""
+    accumulate: int = 1
+    """Micro-batches per step; more of them need less memory and give the same gradient."""
+    device: Device = "auto"
+    """Where to train; auto takes CUDA, then MPS, then the CPU."""
+    precision: Precision = "auto"
+    """Arithmetic of the products; auto is bf16 on CUDA and fp32 elsewhere. Weights stay fp32."""
+    compile: bool = False
+    """Compile the forward and backward pass with torch.compile."""
+    report_every: int = 100
+    """Steps between two reports; between them the host never waits for the device."""
+    validate_every: int = 2000
+    """Steps between two looks at held-out text."""
+    validate_rows: int = 1024
+    """Held-out rows that a look takes."""
+    checkpoint_every: int = 10000
+    """Steps between two checkpoints; one is always written at the end."""
+    keep_last: int = 3
+    """Checkpoints to keep, the newest ones."""
+    keep_best: bool = True
+    """Also keep the checkpoint with the lowest held-out loss."""
+    track: TrackerName = "none"
+    """Also send the figures to tensorboard, trackio or wandb; metrics.jsonl is always written."""
+
+    def __post_init__(self) -> None:
+        counts = ("accumulate", "report_every", "validate_every", "validate_rows")
+        for name in (*counts, "checkpoint_every", "keep_last"):
+            if getattr(self, name) < 1:
+                raise UserError(f"train.{name} must be at least 1.")
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """Everything that a running pre-training has in its hands."""
+
+    folder: Path
+    loop: LoopConfig
+    optim: OptimConfig
+    budget: Budget
+    objective: ReplacedTokenDetection
+    optimizer: PaperAdam
+    state: TrainState
+    dtype: torch.dtype
+    micro_batch: int
+    flops_per_row: int
+    peak: float
+    pad_id: int
+    held_out: Tensor
+    record: Record
+    view: LiveView
+    watch: Watch
+
+    @property
+    def device(self) -> torch.device:
+        return self.objective.maskable.device
+
+    @property
+    def progress(self) -> float:
+        s = self.state
+        return self.budget.progress(steps=s.step, tokens=s.tokens, seconds=s.seconds)
+
+
+def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
+    """Train until the budget is spent or somebody asks to stop; a checkpoint is left in each case."""
+    state, loop = run.state, run.loop
+    forward = torch.compile(run.objective) if loop.compile else run.objective
+    meter = Meter(run)
+    started = time.perf_counter() - state.seconds
+    run.objective.train()
+    while run.progress < 1 and stop.signal is None:
+        rows = next(batches)
+        rate = learning_rate(run.progress, run.optim)
+        meter.add(step(forward, run, rows, rate))  # tensors, never floats: no hidden wait
+        state.step += 1
+        state.rows += len(rows)
+        state.tokens += len(rows) * (rows.shape[1] - 2)
+        state.seconds = time.perf_counter() - started
+        state.held_out = {}
+        if state.step % loop.report_every == 0:
+            meter.report(rate)
+        if state.step % loop.validate_every == 0:
+            look_at_held_out(run)
+        if state.step % loop.checkpoint_every == 0:
+            keep(run, meter)
+    if state.step and stop.signal is None:
+        keep(run, meter)
+    elif stop.signal is not None and state.step:
+        meter.check()
+        checkpoint.save(run.folder, state, run.objective, run.optimizer, pad_id=run.pad_id)
+
+
+def step(forward: ReplacedTokenDetection, run: Run, rows: Tensor, rate: float) -> Tensor:
+    """One update of both networks from one batch; returns its sums and the gradient's norm."""
+    batch = unpack(rows)
+    masked = run.objective.mask(batch)
+    sums = backward(forward, run, batch, masked)
+    norm = torch.nn.utils.clip_grad_norm_(run.objective.parameters(), run.optim.clip)
+    for group in run.optimizer.param_groups:
+        group["lr"] = rate
+    run.optimizer.step()
+    run.optimizer.zero_grad()
+    return torch.cat([sums, norm.float().reshape(1)])
+
+
+def backward(forward: ReplacedTokenDetection, run: Run, batch: Batch, masked: Masked) -> Tensor:
+    """Gradients of a batch, micro-batch by micro-batch, with the whole batch's token counts."""
+    totals = totals_of(batch, masked)
+    sums = torch.zeros(len(SUMS), device=run.device)
+    parts = zip(*(t.split(run.micro_batch) for t in (*batch, *masked)), strict=True)
+    for part in parts:
+        with autocast(run.device, run.dtype):
+            outcome = forward(Batch(*part[:3]), Masked(*part[3:]), totals)
+        outcome.loss.backward()
+        sums += outcome.sums
+    return sums
+
+
+def dry_run(run: Run, rows: Tensor) -> None:
+    """A whole step that changes nothing: too little memory shows now, not in an hour."""
+    before = random_state(run.device)
+    run.objective.train()
+    try:
+        batch = unpack(rows)
+        backward(run.objective, run, batch, run.objective.mask(batch))
+        for p in run.objective.parameters():
+            run.optimizer.moments(p)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        text = str(error).lower()
+        if not isinstance(error, RuntimeError) or "memory" in text or "alloc" in text:
+            raise UserError(_out_of_memory(run)) from None
+        raise
+    finally:
+        run.optimizer.zero_grad()
+        set_random_state(before)
+
+
+def _out_of_memory(run: Run) -> str:
+    batch = run.micro_batch * run.loop.accumulate
+    more = next((n for n in range(2 * run.loop.accumulate, batch + 1) if batch % n == 0), batch)
+    return (
+        f"A batch of {run.micro_batch} rows does not fit the memory of this device: set "
+        f"train.accumulate={more} (same result, smaller pieces), or a smaller data.batch or model."
+    )
+
+
+def look_at_held_out(run: Run) -> None:
+    """Measure on held-out text, tell, and name what looks wrong."""
+    state = run.state
+    state.held_out = validate(run.objective, run.held_out, run.micro_batch, run.dtype)
+    run.record.write("held_out", state.step, tokens=state.tokens, **state.held_out)
+    show(run, held_out=state.held_out)
+    for finding in run.watch.look(run.progress, state.held_out):
+        run.record.write("event", state.step, message=finding)
+        run.view.say(f"warning: {finding}", style="yellow")
+
+
+def keep(run: Run, meter: "Meter") -> None:
+    """Save a checkpoint with its held-out figures, remember the best, delete the old."""
+    state = run.state
+    meter.check()
+    if not state.held_out:
+        look_at_held_out(run)
+    if not state.best or state.held_out["loss"] < state.best["loss"]:
+        state.best = {"step": state.step, "loss": state.held_out["loss"]}
+    checkpoint.save(run.folder, state, run.objective, run.optimizer, pad_id=run.pad_id)
+    checkpoint.prune(
+        run.folder, state, keep_last=run.loop.keep_last, keep_best=run.loop.keep_best
+    )
+
+
+def show(run: Run, **figures: dict[str, float]) -> None:
+    """Renew the live view."""
+    s = run.state
+    run.view.update(
+        progress=run.progress, seconds=s.seconds, status=f"step {s.step:,}", **figures
+    )
+
+
+class Meter:
+    """Adds up on the device; only `report` and `check` wait for it."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.total = torch.zeros(len(SUMS) + 1, device=run.device)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new stretch of steps."""
+        self.total.zero_()
+        self.steps, self.state_before = 0, replace(self.run.state)
+        self.time_before = time.perf_counter()
+
+    def add(self, sums: Tensor) -> None:
+        self.total += sums
+        self.steps += 1
+
+    def check(self) -> dict[str, float]:
+        """The sums so far, after making sure that they are numbers."""
+        values = dict(zip((*SUMS, "gradient_norm"), self.total.tolist(), strict=True))
+        last = checkpoint.checkpoints(self.run.folder)
+        where = f"The last good checkpoint is {last[-1]}." if last else "No checkpoint was written."
+        check_finite(values, self.run.state.step, where)
+        return values
+
+    def report(self, rate: float) -> None:
+        """Write and show the figures since the last report."""
+        run, state, values = self.run, self.run.state, self.check()
+        seconds = time.perf_counter() - self.time_before
+        rows, tokens = (
+            state.rows - self.state_before.rows,
+            state.tokens - self.state_before.tokens,
+        )
+        figures = summarise(values, run.objective.config) | {
+            "gradient_norm": values["gradient_norm"] / self.steps,
+            "learning_rate": rate,
+            "tokens_per_second": tokens / seconds,
+            "peak_share": rows * run.flops_per_row / seconds / run.peak,
+        }
+        run.record.write(
+            "train", state.step, tokens=state.tokens, seconds=state.seconds, **figures
+        )
+        show(run, train=figures)
+        self.restart()

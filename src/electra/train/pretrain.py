@@ -1,0 +1,216 @@
+"""A pre-training run from its configuration: checks first, then the networks, then the loop."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from electra.config import from_yaml, to_dict, to_yaml
+from electra.errors import UserError
+from electra.models.electra import GeneratorConfig, build_pair
+from electra.models.encoder import EncoderConfig
+from electra.models.flops import step_flops
+from electra.objectives.corrupt import slots_for
+from electra.objectives.rtd import ReplacedTokenDetection, RtdConfig
+from electra.optim.adam import PaperAdam, parameter_groups
+from electra.optim.schedule import OptimConfig
+from electra.text.shards import Shards
+from electra.text.tokenizer import Vocabulary, fingerprint, load_tokenizer, vocabulary
+from electra.train import checkpoint
+from electra.train.budget import parse_budget
+from electra.train.checkpoint import TrainState
+from electra.train.data import DataConfig, held_out_rows, open_data, rows_at, stream
+from electra.train.device import choose_device, choose_precision, measure_peak
+from electra.train.folder import StopRequest, locked
+from electra.train.live import LiveView
+from electra.train.loop import LoopConfig, Run, dry_run, train
+from electra.train.record import Record, open_tracker
+from electra.train.validate import unigram_entropy
+from electra.train.watch import Watch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainConfig:
+    """A whole pre-training run."""
+
+    name: str = ""
+    """Name of the recipe."""
+    model: EncoderConfig = field(default_factory=EncoderConfig)
+    """The discriminator, the network that is kept."""
+    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
+    """The generator."""
+    objective: RtdConfig = field(default_factory=RtdConfig)
+    """Replaced token detection."""
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """Optimizer and schedule."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """What is read."""
+    train: LoopConfig = field(default_factory=LoopConfig)
+    """How the run goes."""
+
+    def __post_init__(self) -> None:
+        parse_budget(self.train.budget)
+        if self.data.batch % self.train.accumulate:
+            divisors = [n for n in range(1, self.data.batch + 1) if self.data.batch % n == 0]
+            near = sorted(divisors, key=lambda n: abs(n - self.train.accumulate))[:3]
+            raise UserError(
+                f"A batch of {self.data.batch} rows does not divide into {self.train.accumulate} "
+                f"micro-batches: set train.accumulate to {', '.join(map(str, sorted(near)))} or "
+                "change data.batch."
+            )
+
+
+def start(config: PretrainConfig, out: Path, console: Console) -> int:
+    """Begin a run in a new folder; returns the exit code."""
+    if (out / "config.yaml").exists():
+        raise UserError(
+            f"{out} already holds a run: add --resume to go on with it, or choose another --out."
+        )
+    if out.exists() and any(path.name != "run.lock" for path in out.iterdir()):
+        raise UserError(f"{out} is not empty and holds no run: choose another --out.")
+    shards = open_data(config.data, config.model.positions)
+    vocab = vocabulary(load_tokenizer(shards.tokenizer))
+    if config.model.vocab_size not in (0, vocab.size):
+        raise UserError(
+            f"model.vocab_size={config.model.vocab_size}, but the tokenizer of {shards.folder} has "
+            f"{vocab.size} ids: leave model.vocab_size at 0."
+        )
+    config = replace(config, model=replace(config.model, vocab_size=vocab.size))
+    build_objective(replace(config, train=config.train), vocab)  # refuses impossible sizes
+    with locked(out):
+        shutil.copytree(shards.tokenizer, out / "tokenizer")
+        (out / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+        return run_loop(config, out, shards, vocab, console)
+
+
+def resume(out: Path, console: Console, data: Path | None = None) -> int:
+    """Go on with a run from its last checkpoint; the folder is all that is needed."""
+    config = read_run_config(out)
+    if data is not None:  # the shards may have moved; their digest is compared below
+        config = replace(config, data=replace(config.data, folder=str(data)))
+    with locked(out):
+        shards = open_data(config.data, config.model.positions)
+        if shards.fingerprint != fingerprint(load_tokenizer(out / "tokenizer")):
+            raise UserError(
+                f"{shards.folder} was prepared with another tokenizer than the run {out}: give the "
+                "data that the run was started with."
+            )
+        vocab = vocabulary(load_tokenizer(out / "tokenizer"))
+        return run_loop(config, out, shards, vocab, console)
+
+
+def read_run_config(out: Path) -> PretrainConfig:
+    """The configuration that a run or a checkpoint was started with."""
+    path = out / "config.yaml"
+    if not path.is_file():
+        raise UserError(f"{out} holds no run: there is no config.yaml in it.")
+    return from_yaml(PretrainConfig, path.read_text(encoding="utf-8"), str(path))
+
+
+def build_objective(config: PretrainConfig, vocab: Vocabulary) -> ReplacedTokenDetection:
+    """Both networks with their initial weights, and the loss."""
+    generator, discriminator = build_pair(config.model, config.generator, vocab.absent)
+    return ReplacedTokenDetection(
+        config.objective, generator, discriminator, mask_id=vocab.mask, special=vocab.special
+    )
+
+
+def run_loop(
+    config: PretrainConfig, out: Path, shards: Shards, vocab: Vocabulary, console: Console
+) -> int:
+    """Build, restore where there is something to restore, train, and say how it ended."""
+    with StopRequest() as stop, opened(config, out, shards, vocab, console) as run:
+        position = run.state.rows
+        first = torch.from_numpy(rows_at(shards, position, config.data.batch, config.train.seed))
+        dry_run(run, first.to(run.device))
+        if run.state.step == 0:
+            run.record.write("event", 0, message="started", parameters=_parameters(run))
+        run.view.say(_headline(run, shards))
+        batches = stream(shards, config.data.batch, config.train.seed, position, run.device)
+        train(run, batches, stop)
+    last = checkpoint.checkpoints(out)
+    if stop.signal is not None:
+        console.print(
+            f"Stopped by {stop.signal.name} at step {run.state.step}; "
+            + (f"saved {last[-1]}. " if last else "")
+            + f"Go on with: electra pretrain --resume --out {out}",
+            soft_wrap=True,
+        )
+        return 128 + stop.signal
+    console.print(f"Done: {run.state.step:,} steps. The model is in {last[-1]}", soft_wrap=True)
+    return 0
+
+
+@contextmanager
+def opened(
+    config: PretrainConfig, out: Path, shards: Shards, vocab: Vocabulary, console: Console
+) -> Iterator[Run]:
+    """A run with everything in place, at its last checkpoint if there is one."""
+    torch.manual_seed(config.train.seed)
+    device = choose_device(config.train.device)
+    dtype = choose_precision(config.train.precision, device)
+    objective = build_objective(config, vocab).to(device)
+    optim = config.optim
+    optimizer = PaperAdam(
+        parameter_groups(objective, optim.weight_decay), betas=optim.betas, eps=optim.eps
+    )
+    checkpoint.clean(out)
+    state = TrainState(data_digest=shards.digest)
+    record = Record(out)
+    saved = checkpoint.checkpoints(out)
+    if saved:
+        state = checkpoint.restore(saved[-1], objective, optimizer)
+        if state.data_digest != shards.digest:
+            raise UserError(
+                f"{shards.folder} is not the data that {out} was started with: give the same "
+                "shards, or start a new run."
+            )
+    record.rewind(state.step)
+    sample = rows_at(shards, 0, min(4096, shards.rows("train")), config.train.seed)
+    slots = slots_for(config.data.length, config.objective.mask_rate, config.objective.count)
+    with LiveView(console, f"electra pretrain · {config.name} · {out}") as view:
+        record.tracker = open_tracker(config.train.track, out, to_dict(config))
+        try:
+            yield Run(
+                folder=out,
+                loop=config.train,
+                optim=optim,
+                budget=parse_budget(config.train.budget),
+                objective=objective,
+                optimizer=optimizer,
+                state=state,
+                dtype=dtype,
+                micro_batch=config.data.batch // config.train.accumulate,
+                flops_per_row=step_flops(
+                    config.model, config.generator, config.data.length, slots
+                ),
+                peak=measure_peak(device, dtype),
+                pad_id=vocab.pad,
+                held_out=held_out_rows(shards, config.train.validate_rows),
+                record=record,
+                view=view,
+                watch=Watch(optim.warmup, unigram_entropy(sample, vocab.special)),
+            )
+        finally:
+            record.close()
+
+
+def _parameters(run: Run) -> dict[str, int]:
+    networks = {"discriminator": run.objective.discriminator, "generator": run.objective.generator}
+    return {name: sum(p.numel() for p in n.parameters()) for name, n in networks.items()}
+
+
+def _headline(run: Run, shards: Shards) -> str:
+    sizes = _parameters(run)
+    where = "Resuming at step" if run.state.step else "Starting at step"
+    return (
+        f"{where} {run.state.step:,} on {run.device.type} in {str(run.dtype).removeprefix('torch.')}"
+        f": discriminator {sizes['discriminator'] / 1e6:.1f} M parameters, generator "
+        f"{sizes['generator'] / 1e6:.1f} M, {shards.tokens / 1e6:.1f} M tokens of text, "
+        f"{run.loop.budget}."
+    )

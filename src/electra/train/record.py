@@ -1,0 +1,101 @@
+"""What a run leaves to be read: `metrics.jsonl` always, a tracker if one is wanted."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from electra.errors import require
+
+TrackerName = Literal["none", "tensorboard", "trackio", "wandb"]
+
+
+class Tracker(Protocol):
+    """A dashboard: it is told figures by name, and that the run is over."""
+
+    def log(self, figures: dict[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Record:
+    """Appends to `metrics.jsonl`, the source of truth, and repeats the figures to the tracker."""
+
+    def __init__(self, run: Path, tracker: Tracker | None = None) -> None:
+        self.path = run / "metrics.jsonl"
+        self.tracker = tracker
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """One line: its kind ('train', 'held_out' or 'event'), the step and the figures."""
+        # JSON has no NaN; a figure that is none (an AUC without positives) is written as null
+        clean = {k: None if v != v else v for k, v in values.items()}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, "step": step, **clean}) + "\n")
+        if self.tracker and kind != "event":
+            figures = {f"{kind}/{k}": v for k, v in clean.items() if isinstance(v, int | float)}
+            self.tracker.log(figures, step)
+
+    def rewind(self, step: int) -> None:
+        """Forget what was recorded after a checkpoint from which the run goes on."""
+        kept = [line for line in read_metrics(self.path.parent) if line["step"] <= step]
+        partial = self.path.with_name(".metrics.jsonl.partial")
+        partial.write_text("".join(json.dumps(k) + "\n" for k in kept), encoding="utf-8")
+        os.replace(partial, self.path)
+
+    def close(self) -> None:
+        if self.tracker:
+            self.tracker.close()
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """All lines of a run; one that a kill cut short is passed over."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    read = []
+    for line in lines:
+        try:
+            read.append(json.loads(line))
+        except ValueError:
+            continue
+    return read
+
+
+def open_tracker(name: TrackerName, run: Path, config: dict[str, Any]) -> Tracker | None:
+    """The tracker of that name, its library imported only now."""
+    if name == "none":
+        return None
+    if name == "tensorboard":
+        require("tensorboard", "tensorboard")
+        return TensorBoard(run)
+    return Dashboard(require(name, name), run, config)
+
+
+class TensorBoard:
+    """Event files under RUN/tensorboard."""
+
+    def __init__(self, run: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(run / "tensorboard"))  # type: ignore[no-untyped-call]
+
+    def log(self, figures: dict[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self.writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+        self.writer.flush()  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        self.writer.close()  # type: ignore[no-untyped-call]
+
+
+class Dashboard:
+    """Weights & Biases, or Trackio, which speaks the same language."""
+
+    def __init__(self, library: Any, run: Path, config: dict[str, Any]) -> None:
+        self.library = library
+        library.init(project="electra", name=run.resolve().name, config=config)
+
+    def log(self, figures: dict[str, float], step: int) -> None:
+        self.library.log(figures, step=step)
+
+    def close(self) -> None:
+        self.library.finish()

@@ -1,0 +1,137 @@
+"""Fixtures for every room: a small made-up language, a tokenizer, shards, and a tiny recipe."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from electra.models.electra import GeneratorConfig
+from electra.models.encoder import EncoderConfig
+from electra.optim.schedule import OptimConfig
+from electra.text.prepare import prepare
+from electra.text.tokenizer import train_tokenizer
+from electra.train.data import DataConfig
+from electra.train.loop import LoopConfig
+from electra.train.pretrain import PretrainConfig
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    no_gpu = pytest.mark.skip(reason="needs a CUDA device")
+    too_slow = pytest.mark.skip(reason="takes minutes; run with --slow")
+    for item in items:
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(no_gpu)
+        if "slow" in item.keywords and not config.getoption("--slow"):
+            item.add_marker(too_slow)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Sums in one order: the stored curves and the bit-exact tests depend on it."""
+    torch.set_num_threads(1)
+
+
+SCENES = {  # a word of the first row decides all the words of its scene
+    "farmer": ("plough", "field", "barley", "barn"),
+    "sailor": ("sail", "harbour", "cargo", "ship"),
+    "baker": ("knead", "oven", "bread", "shop"),
+    "judge": ("weigh", "court", "verdict", "bench"),
+    "miner": ("dig", "shaft", "copper", "pit"),
+    "weaver": ("spin", "loom", "linen", "mill"),
+}
+ADJECTIVES = ("old", "young", "tired", "proud", "clever", "quiet")
+
+
+def made_up_text(documents: int, seed: int = 0) -> str:
+    """Documents of a language with simple rules, so that a replaced word can be noticed."""
+    rng = random.Random(seed)
+    blocks = []
+    for _ in range(documents):
+        who = rng.choice(list(SCENES))
+        act, place, thing, home = SCENES[who]
+        lines = []
+        for _ in range(rng.randint(3, 8)):
+            kind = rng.choice(ADJECTIVES)
+            lines.append(
+                rng.choice(
+                    (
+                        f"the {kind} {who} went to the {place} to {act} and bring the {thing} home .",
+                        f"in the {place} the {who} began to {act} , and the {thing} was {kind} .",
+                        f"the {thing} of the {kind} {who} was brought from the {place} to the {home} .",
+                        f"after the {home} was closed , the {who} would {act} in the {place} again .",
+                    )
+                )
+            )
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text file of the made-up language."""
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_text(made_up_text(600), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A WordPiece tokenizer of that text."""
+    out = tmp_path_factory.mktemp("tokenizer") / "wordpiece"
+    train_tokenizer([corpus], out, vocab_size=150)
+    return out
+
+
+@pytest.fixture(scope="session")
+def data_folder(
+    corpus: Path, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Shards of that text, rows of 32 tokens."""
+    out = tmp_path_factory.mktemp("data") / "shards"
+    prepare([corpus], tokenizer=tokenizer_folder, out=out, length=32, workers=1, held_out=0.1)
+    return out
+
+
+@pytest.fixture
+def tiny(data_folder: Path) -> PretrainConfig:
+    """A recipe that takes milliseconds a step."""
+    return PretrainConfig(
+        name="tiny",
+        model=EncoderConfig(layers=2, hidden=32, embedding=16, positions=64),
+        generator=GeneratorConfig(width=0.5),
+        optim=OptimConfig(lr=2e-3, warmup=0.1),
+        data=DataConfig(folder=str(data_folder), length=32, batch=8),
+        train=LoopConfig(
+            budget="20steps",
+            device="cpu",
+            report_every=5,
+            validate_every=10,
+            validate_rows=16,
+            checkpoint_every=10,
+        ),
+    )
+
+
+@pytest.fixture
+def with_train():
+    """Change settings of the loop: `with_train(config, budget="5steps")`."""
+
+    def change(config: PretrainConfig, **settings) -> PretrainConfig:
+        return replace(config, train=replace(config.train, **settings))
+
+    return change
+
+
+@pytest.fixture
+def console() -> Console:
+    """A console that keeps its output to itself."""
+    import io
+
+    return Console(file=io.StringIO(), width=200)

@@ -1,0 +1,147 @@
+"""Sizes, sharing and initialisation of the two networks."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from electra.errors import UserError
+from electra.models.electra import (
+    GeneratorConfig,
+    build_pair,
+    generator_sizes,
+    resize_vocabulary,
+)
+from electra.models.encoder import Encoder, EncoderConfig
+from electra.models.flops import step_flops
+from electra.objectives.batch import unpack
+from electra.objectives.rtd import ReplacedTokenDetection, RtdConfig, totals_of
+from electra.recipes import recipe
+
+SMALL = EncoderConfig(layers=2, hidden=64, embedding=48, vocab_size=100)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "published"),
+    [
+        ("paper.small", (64, 12, 1, 256, 128), 13_548_800),
+        ("paper.base", (256, 12, 4, 1024, 768), 109_482_240),
+        ("paper.large", (256, 24, 4, 1024, 1024), 335_141_888),
+    ],
+)
+def test_sizes_of_the_paper(name, sizes, published):
+    """The generators' sizes, and the published parameter counts of the discriminators' bodies."""
+    config = recipe(name)
+    g = generator_sizes(config.model, config.generator)
+    assert (g.hidden, g.layers, g.head_count, g.feed_forward_width, g.embedding) == sizes
+    model = replace(config.model, vocab_size=30522, vocab_multiple=1)
+    with torch.device("meta"):
+        body = Encoder(model)
+    pooler = model.hidden * (model.hidden + 1)  # counted there, though ELECTRA never had one
+    assert sum(p.numel() for p in body.parameters()) == published - pooler
+
+
+def test_generator_width_is_rounded_not_cut():
+    config = EncoderConfig(hidden=768, embedding=768)
+    assert generator_sizes(config, GeneratorConfig(width=0.33333)).hidden == 256
+
+
+def test_heads_that_do_not_divide_are_refused():
+    with pytest.raises(UserError, match="does not divide into 3 attention heads"):
+        EncoderConfig(hidden=200)
+
+
+def test_positions_are_512_whatever_the_length():
+    for name in ("paper.small", "paper.base", "paper.large", "toy"):
+        assert recipe(name).model.positions == 512
+
+
+def test_what_is_shared():
+    generator, discriminator = build_pair(SMALL, GeneratorConfig(width=0.5))
+    ours, theirs = generator.encoder, discriminator.encoder
+    assert ours.embeddings is theirs.embeddings  # tables and LayerNorm
+    assert ours.project is not theirs.project
+    assert ours.embeddings.token.weight.shape[1] == 48  # the discriminator's width
+
+    generator, discriminator = build_pair(SMALL, GeneratorConfig(width=0.5, share="none"))
+    assert not {*generator.parameters()} & {*discriminator.parameters()}
+    assert generator.encoder.embeddings.token.weight.shape[1] == 32  # its own hidden width
+    assert isinstance(generator.encoder.project, torch.nn.Identity)
+
+    generator, discriminator = build_pair(SMALL, GeneratorConfig(width=1, share="all"))
+    assert generator.encoder is discriminator.encoder
+
+    with pytest.raises(UserError, match="same size"):
+        build_pair(SMALL, GeneratorConfig(width=0.5, share="all"))
+
+
+def test_the_output_matrix_is_the_token_table():
+    generator, _ = build_pair(SMALL, GeneratorConfig(width=0.5))
+    hidden = torch.randn(1, 1, 32)
+    before = generator.predict(hidden)
+    with torch.no_grad():
+        generator.encoder.embeddings.token.weight[7] += 1
+    after = generator.predict(hidden)
+    changed = (before != after)[0, 0].nonzero().flatten()
+    assert changed.tolist() == [7]
+
+
+@pytest.mark.parametrize("share", ["embeddings", "all", "none"])
+def test_sharing_survives_resize(share):
+    width = 1.0 if share == "all" else 0.5
+    generator, discriminator = build_pair(SMALL, GeneratorConfig(width=width, share=share))
+    old = discriminator.encoder.embeddings.token.weight.detach().clone()
+    resize_vocabulary(generator, discriminator, 300)
+    tables = [n.encoder.embeddings.token.weight for n in (generator, discriminator)]
+    assert (tables[0] is tables[1]) == (share != "none")
+    assert tables[1].shape[0] == 320
+    assert torch.equal(tables[1][:100], old[:100])
+    positions = torch.tensor([[0, 2]])
+    logits = generator(torch.tensor([[1, 299, 3]]), torch.zeros(1, 3).long(), None, positions)
+    assert logits.shape[-1] == 320
+    assert logits[..., :300].isfinite().all()
+    assert (logits[..., 300:] == float("-inf")).all()
+    resize_vocabulary(generator, discriminator, 50)
+    assert generator.encoder.embeddings.token.weight.shape[0] == 64
+
+
+def test_initialisation():
+    """Truncated normal of 0.02 everywhere, but Glorot for the projection and the last layer."""
+    torch.manual_seed(0)
+    config = EncoderConfig(layers=2, hidden=256, embedding=128, vocab_size=5000)
+    generator, discriminator = build_pair(config, GeneratorConfig())
+    glorot = {
+        "encoder.project.weight": (6 / (128 + 256)) ** 0.5,
+        "score.weight": (6 / (256 + 1)) ** 0.5,
+    }
+    for network in (discriminator, generator):
+        for name, p in network.named_parameters():
+            p = p.detach()
+            if name in glorot and network is discriminator:
+                assert p.abs().max() <= glorot[name]
+                assert p.abs().max() > 0.9 * glorot[name]
+                assert p.std() == pytest.approx(glorot[name] / 3**0.5, rel=0.15)
+            elif p.ndim == 2 and "project" not in name:
+                assert p.abs().max() <= 0.04
+                assert p.std() == pytest.approx(0.0176, rel=0.1)  # 0.02 cut at two sigma
+            elif "norm" in name and name.endswith("weight"):
+                assert (p == 1).all()
+            elif p.ndim == 1:
+                assert (p == 0).all()
+
+
+def test_flops_agree_with_torch():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    generator, discriminator = build_pair(SMALL, GeneratorConfig(width=0.5))
+    objective = ReplacedTokenDetection(
+        RtdConfig(), generator, discriminator, mask_id=4, special=(0, 1, 2, 3, 4)
+    )
+    rows = torch.randint(5, 100, (2, 130))
+    rows[:, -2:] = 128
+    batch = unpack(rows)
+    masked = objective.mask(batch)
+    with FlopCounterMode(display=False) as counter:
+        objective(batch, masked, totals_of(batch, masked)).loss.backward()
+    ours = 2 * step_flops(SMALL, GeneratorConfig(width=0.5), 128, masked.positions.shape[1])
+    assert counter.get_total_flops() == pytest.approx(ours, rel=0.02)

@@ -1,0 +1,107 @@
+"""Both networks against transformers: hidden states and logits, with padding and two segments."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, ElectraForMaskedLM, ElectraForPreTraining
+
+from electra.errors import UserError
+from electra.hub.folders import export, load_discriminator, load_generator
+from electra.models.electra import GeneratorConfig, build_pair
+from electra.models.encoder import EncoderConfig
+
+VOCAB = 1000
+SHAPES = {
+    "factorised": (EncoderConfig(layers=3, hidden=128, embedding=64, vocab_size=VOCAB), 0.5),
+    "equal widths": (EncoderConfig(layers=2, hidden=64, embedding=64, vocab_size=VOCAB), 1.0),
+    "own heads and feed-forward": (
+        EncoderConfig(
+            layers=2, hidden=96, heads=6, feed_forward=200, embedding=32, vocab_size=VOCAB
+        ),
+        0.5,
+    ),
+}
+
+
+@pytest.fixture(params=SHAPES)
+def pair(request):
+    config, width = SHAPES[request.param]
+    torch.manual_seed(0)
+    generator, discriminator = build_pair(config, GeneratorConfig(width=width))
+    for p in {*generator.parameters(), *discriminator.parameters()}:
+        p.data += 0.1 * torch.randn_like(p)  # biases and norms must matter too
+    return generator.eval(), discriminator.eval()
+
+
+@pytest.fixture
+def inputs():
+    torch.manual_seed(1)
+    lengths = torch.tensor([48, 30, 9, 41])[:, None]
+    place = torch.arange(48)[None]
+    real = place < lengths
+    segments = ((place >= lengths // 2) & real).long()
+    ids = torch.where(real, torch.randint(5, VOCAB, (4, 48)), 0)
+    return ids, segments, real
+
+
+@torch.no_grad()
+def test_discriminator(pair, inputs, tmp_path):
+    _, ours = pair
+    ids, segments, real = inputs
+    export(ours, tmp_path, pad_id=0)
+    given = dict(input_ids=ids, token_type_ids=segments, attention_mask=real.long())
+    theirs = ElectraForPreTraining.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(
+        ours(ids, segments, real), theirs(**given).logits, atol=1e-5, rtol=0
+    )
+    body = AutoModel.from_pretrained(tmp_path).eval()
+    hidden = body(**given).last_hidden_state
+    torch.testing.assert_close(ours.encoder(ids, segments, real), hidden, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_generator(pair, inputs, tmp_path):
+    ours, _ = pair
+    ids, segments, real = inputs
+    export(ours, tmp_path, pad_id=0)
+    theirs, report = ElectraForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    positions = torch.tensor([[1, 40, 7], [2, 3, 29], [1, 2, 8], [0, 20, 40]])
+    logits = theirs.eval()(ids, attention_mask=real.long(), token_type_ids=segments).logits
+    expected = logits.gather(1, positions[..., None].expand(-1, -1, VOCAB))
+    found = ours(ids, segments, real, positions)
+    torch.testing.assert_close(found[..., :VOCAB], expected, atol=1e-5, rtol=0)
+    assert (found[..., VOCAB:] == float("-inf")).all()  # padded ids have no probability
+    assert logits.shape[-1] == VOCAB  # and are not exported
+
+
+@torch.no_grad()
+def test_folders_load_back(pair, inputs, tmp_path):
+    generator, discriminator = pair
+    ids, segments, real = inputs
+    export(generator, tmp_path / "g", pad_id=0)
+    export(discriminator, tmp_path / "d", pad_id=0)
+    again = load_discriminator(tmp_path / "d")
+    assert torch.equal(again(ids, segments, real), discriminator(ids, segments, real))
+    positions = torch.zeros(4, 1, dtype=torch.long)
+    logits = load_generator(tmp_path / "g")(ids, segments, real, positions)
+    expected = generator(ids, segments, real, positions)[..., :VOCAB]
+    torch.testing.assert_close(logits, expected)
+
+
+def test_a_foreign_or_incomplete_folder_is_refused(pair, tmp_path):
+    generator, discriminator = pair
+    export(generator, tmp_path / "g", pad_id=0)
+    export(discriminator, tmp_path / "d", pad_id=0)
+    with pytest.raises(UserError, match="not the weights of a discriminator"):
+        load_discriminator(tmp_path / "g")  # a random head would train and look fine
+    weights = load_file(tmp_path / "d" / "model.safetensors")
+    del weights["electra.encoder.layer.1.output.dense.bias"]
+    save_file(weights, tmp_path / "d" / "model.safetensors")
+    with pytest.raises(UserError, match=r"missing electra.encoder.layer.1"):
+        load_discriminator(tmp_path / "d")
+    (tmp_path / "d" / "model.safetensors").unlink()
+    (tmp_path / "d" / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(UserError, match="pickle"):
+        load_discriminator(tmp_path / "d")

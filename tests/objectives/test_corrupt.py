@@ -1,0 +1,159 @@
+"""Masking and sampling: properties over many shapes, and statistics of the draws."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from electra.objectives.corrupt import (
+    choose_positions,
+    mask_tokens,
+    put,
+    sample_tokens,
+    slots_for,
+)
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+SPECIAL = (PAD, CLS, SEP, MASK)
+MASKABLE = torch.ones(50, dtype=torch.bool)
+MASKABLE[list(SPECIAL)] = False
+
+
+def rows(batch: int, length: int, seed: int):
+    """Rows [CLS] … [SEP] … [SEP] of different lengths, padded."""
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, length + 1, (batch, 1), generator=g)
+    place = torch.arange(length)[None]
+    real = place < lengths
+    ids = torch.randint(5, 50, (batch, length), generator=g)
+    ids = torch.where(place == 0, CLS, ids)
+    ids = torch.where((place == lengths - 1) | (place == lengths // 2), SEP, ids)
+    return torch.where(real, ids, PAD), real
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    batch=st.integers(1, 6),
+    length=st.integers(4, 70),
+    seed=st.integers(0, 10_000),
+    rate=st.sampled_from([0.05, 0.15, 0.25, 0.5]),
+    rounding=st.sampled_from(["round", "ceil"]),
+    draw=st.sampled_from(["distinct", "repeated"]),
+)
+def test_masking(batch, length, seed, rate, rounding, draw):
+    ids, real = rows(batch, length, seed)
+    torch.manual_seed(seed)
+    m = mask_tokens(ids, real, MASKABLE, MASK, rate=rate, rounding=rounding, draw=draw)
+    slots = slots_for(length, rate, rounding)
+    assert m.positions.shape == m.drawn.shape == m.originals.shape == (batch, slots)
+    for row in range(batch):
+        drawn = m.positions[row][m.drawn[row]].tolist()
+        allowed = (real[row] & MASKABLE[ids[row]]).nonzero().flatten().tolist()
+        assert set(drawn) <= set(allowed)  # never special, never padding
+        if draw == "distinct":
+            assert len(set(drawn)) == len(drawn)
+        tokens = int(real[row].sum())
+        wanted = -(-tokens * rate // 1) if rounding == "ceil" else round(tokens * rate)
+        if abs(tokens * rate % 1 - 0.5) > 1e-6:  # a tie may fall either way in fp32
+            assert len(drawn) == min(max(1, wanted), slots, len(allowed))
+        untouched = [p for p in range(length) if p not in drawn]
+        assert torch.equal(m.inputs[row, untouched], ids[row, untouched])
+        hidden = m.inputs[row, drawn]
+        assert ((hidden == MASK) | (hidden == ids[row, drawn])).all()  # no random words
+    assert torch.equal(m.originals, ids.gather(1, m.positions))
+
+
+def test_slots_are_those_of_the_original():
+    assert [slots_for(n, r, "round") for n, r in ((128, 0.15), (512, 0.15), (512, 0.25))] == [
+        19,
+        79,
+        130,
+    ]
+    assert slots_for(128, 0.15, "ceil") == 20
+    assert slots_for(5, 0.15, "round") == 1
+
+
+def test_85_percent_are_shown_as_mask():
+    ids = torch.randint(5, 50, (2000, 128))
+    real = torch.ones_like(ids, dtype=torch.bool)
+    m = mask_tokens(ids, real, MASKABLE, MASK, rate=0.15)
+    shown = (m.inputs == MASK).sum() / m.drawn.sum()
+    assert shown.item() == pytest.approx(0.85, abs=0.005)  # 38,000 draws: sigma 0.0018
+    assert (m.inputs != ids).sum() == (m.inputs == MASK).sum()
+
+
+def test_each_position_is_as_likely_and_draws_differ_between_rows_and_calls():
+    candidates = torch.ones(4000, 20, dtype=torch.bool)
+    candidates[:, 0] = False
+    first = choose_positions(candidates, 3, "distinct")
+    counts = torch.bincount(first.flatten(), minlength=20)
+    assert counts[0] == 0
+    assert counts[1:].float() == pytest.approx(4000 * 3 / 19, abs=120)  # five sigma
+    assert not torch.equal(first, choose_positions(candidates, 3, "distinct"))
+    assert len({tuple(sorted(r)) for r in first.tolist()}) > 500
+
+
+def test_with_replacement_masks_fewer_tokens():
+    candidates = torch.ones(2000, 128, dtype=torch.bool)
+    drawn = choose_positions(candidates, 19, "repeated")
+    distinct = sum(len(set(row)) for row in drawn.tolist()) / 2000
+    assert distinct == pytest.approx(17.7, abs=0.15)  # 13.8 % of 128, the released code's rate
+
+
+def test_a_row_without_candidates_is_left_alone():
+    ids = torch.tensor([[CLS, SEP, PAD, PAD], [CLS, 9, 9, SEP]])
+    for draw in ("distinct", "repeated"):
+        m = mask_tokens(ids, ids != PAD, MASKABLE, MASK, rate=0.5, draw=draw)
+        assert m.drawn.sum(1).tolist() == [0, 2]
+        assert torch.equal(m.inputs[0], ids[0])
+
+
+def test_unknown_words_are_maskable_as_in_the_original():
+    ids = torch.full((4, 16), UNK)
+    m = mask_tokens(ids, torch.ones_like(ids).bool(), MASKABLE, MASK, rate=0.25)
+    assert m.drawn.all()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_samples_follow_the_softmax(temperature):
+    from scipy.stats import chisquare
+
+    torch.manual_seed(0)
+    logits = torch.randn(8) * 2
+    draws = 40_000
+    found = torch.bincount(sample_tokens(logits.expand(draws, 8), temperature), minlength=8)
+    expected = (logits / temperature).softmax(0) * draws
+    assert chisquare(found, expected.double() / expected.double().sum() * draws).pvalue > 1e-4
+
+
+def test_samples_of_half_precision_logits_are_drawn_in_fp32():
+    """Noise in bf16 has so few values that rare tokens would be drawn far too often or never."""
+    torch.manual_seed(0)
+    logits = torch.zeros(20_000, 1000)
+    logits[:, 0] = 9.0  # the others share 11 %
+    found = sample_tokens(logits.bfloat16(), 1.0)
+    assert (found != 0).float().mean().item() == pytest.approx(0.1098, abs=0.012)
+    assert len(found.unique()) > 700
+
+
+def test_the_true_token_can_be_excluded():
+    logits = torch.zeros(5000, 4)
+    logits[:, 2] = 20
+    true = torch.full((5000,), 2)
+    assert (sample_tokens(logits, 1.0) == 2).float().mean() > 0.99
+    assert not (sample_tokens(logits, 1.0, excluded=true) == 2).any()
+
+
+def test_no_gradient_and_never_an_id_of_probability_zero():
+    logits = torch.zeros(1000, 6, requires_grad=True)
+    masked = logits.masked_fill(torch.tensor([0, 0, 0, 0, 1, 1]).bool(), float("-inf"))
+    samples = sample_tokens(masked, 1.0)
+    assert not samples.requires_grad
+    assert samples.max() == 3
+
+
+def test_put_takes_the_larger_of_two():
+    ids = torch.tensor([[1, 2, 3]])
+    positions = torch.tensor([[1, 1, 0]])
+    tokens = torch.tensor([[7, 9, 5]])
+    assert put(ids, positions, tokens, torch.tensor([[True, True, False]])).tolist() == [[1, 9, 3]]

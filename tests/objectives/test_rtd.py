@@ -1,0 +1,172 @@
+"""The objective against a slow reference, and where its gradients go."""
+
+import math
+
+import pytest
+import torch
+
+from electra.models.electra import GeneratorConfig, build_pair
+from electra.models.encoder import EncoderConfig
+from electra.objectives.batch import Batch, unpack
+from electra.objectives.corrupt import Masked
+from electra.objectives.rtd import SUMS, ReplacedTokenDetection, RtdConfig, summarise, totals_of
+
+VOCAB = 60
+SPECIAL = (0, 2, 3, 4)  # [PAD] [CLS] [SEP] [MASK]; 1 is [UNK]
+
+
+def build(share="embeddings", absent=(), **settings) -> ReplacedTokenDetection:
+    torch.manual_seed(0)
+    model = EncoderConfig(
+        layers=2, hidden=32, embedding=16, vocab_size=VOCAB, dropout=0.0, attention_dropout=0.0
+    )
+    width = 1.0 if share == "all" else 0.5
+    generator, discriminator = build_pair(model, GeneratorConfig(width=width, share=share), absent)
+    return ReplacedTokenDetection(
+        RtdConfig(**settings), generator, discriminator, mask_id=4, special=SPECIAL
+    )
+
+
+def text(batch=6, length=40) -> Batch:
+    torch.manual_seed(1)
+    stored = torch.zeros(batch, length + 2, dtype=torch.int32)
+    for row in range(batch):
+        total = length - 5 * row
+        first = total // 2
+        stored[row, :total] = torch.randint(5, VOCAB, (total,))
+        stored[row, 0] = 2
+        stored[row, [first - 1, total - 1]] = 3
+        stored[row, -2], stored[row, -1] = first, total
+    return unpack(stored)
+
+
+def test_rows_are_taken_apart():
+    batch = unpack(torch.tensor([[2, 9, 3, 8, 3, 0, 0, 3, 5], [2, 9, 3, 0, 0, 0, 0, 3, 3]]))
+    assert batch.segments.tolist() == [[0, 0, 0, 1, 1, 0, 0], [0] * 7]  # padding is segment 0
+    assert batch.real.sum(1).tolist() == [5, 3]
+
+
+def test_loss_against_a_slow_reference():
+    """Position by position in Python, from the logits that the networks give."""
+    objective = build()
+    batch = text()
+    masked = objective.mask(batch)
+    outcome = objective(batch, masked, totals_of(batch, masked))
+    logits = objective.generator(masked.inputs, batch.segments, batch.real, masked.positions)
+    scores = objective.discriminator(outcome.corrupted, batch.segments, batch.real)
+    mlm, detection, replaced = [], [], 0
+    for row in range(len(batch.ids)):
+        drawn = set()
+        for slot in range(masked.positions.shape[1]):
+            if masked.drawn[row, slot]:
+                place = int(masked.positions[row, slot])
+                drawn.add(place)
+                chances = logits[row, slot].double().softmax(0)
+                mlm.append(-math.log(chances[batch.ids[row, place]]))
+        for place in range(batch.ids.shape[1]):
+            fake = outcome.corrupted[row, place] != batch.ids[row, place]
+            assert not fake or place in drawn
+            if batch.real[row, place]:  # [CLS] and [SEP] count, padding does not
+                p = 1 / (1 + math.exp(-scores[row, place]))
+                detection.append(-math.log(p if fake else 1 - p))
+                replaced += int(fake)
+    expected = sum(mlm) / len(mlm) + 50 * sum(detection) / len(detection)
+    assert outcome.loss.item() == pytest.approx(expected, rel=1e-5)
+    sums = dict(zip(SUMS, outcome.sums.tolist(), strict=True))
+    assert (sums["masked"], sums["tokens"]) == (len(mlm), len(detection))
+    assert sums["replaced"] == replaced
+    assert summarise(sums, objective.config)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_every_drawn_position_is_resampled_also_those_shown_unmasked():
+    objective = build(mask_shown=0.0, exclude_true=True)
+    batch = text()
+    masked = objective.mask(batch)
+    assert torch.equal(masked.inputs, batch.ids)
+    outcome = objective(batch, masked, totals_of(batch, masked))
+    assert outcome.replaced.sum() == masked.drawn.sum()
+    assert outcome.replaced.gather(1, masked.positions)[masked.drawn].all()
+
+
+def test_a_correct_guess_counts_as_original():
+    objective = build()
+    batch = text()
+    masked = objective.mask(batch)
+    with torch.no_grad():
+        objective.generator.bias[int(masked.originals[0, 0])] = 1e4  # always this token
+    outcome = objective(batch, masked, totals_of(batch, masked))
+    sums = dict(zip(SUMS, outcome.sums.tolist(), strict=True))
+    assert sums["sampled_true"] >= 1
+    assert sums["replaced"] == sums["masked"] - sums["sampled_true"]
+
+
+def test_ids_that_do_not_exist_are_never_sampled():
+    absent = tuple(range(20, 50))
+    objective = build(absent=absent, temperature=50.0)
+    batch = text()
+    batch = batch._replace(ids=torch.where((batch.ids >= 20) & (batch.ids < 50), 5, batch.ids))
+    seen = set()
+    for _ in range(30):
+        masked = objective.mask(batch)
+        seen |= set(objective(batch, masked, totals_of(batch, masked)).corrupted.unique().tolist())
+    assert not seen & {*absent, *range(VOCAB, 64)}
+    assert len(seen) > 20
+
+
+def test_one_pass_with_dropout_serves_loss_and_samples():
+    """The generator runs once a step, in training mode."""
+    objective = build().train()
+    calls = []
+    objective.generator.register_forward_hook(lambda m, *_: calls.append(m.training))
+    batch = text()
+    masked = objective.mask(batch)
+    objective(batch, masked, totals_of(batch, masked))
+    assert calls == [True]
+
+
+def gradients(objective, batch, masked, **weights) -> dict[str, torch.Tensor]:
+    objective.zero_grad()
+    torch.manual_seed(3)
+    outcome = objective(batch, masked, totals_of(batch, masked))
+    outcome.loss.backward()
+    return {
+        n: p.grad.clone() for n, p in objective.named_parameters() if p.grad is not None
+    }
+
+
+def test_detection_never_reaches_the_generators_body():
+    objective = build(generator_weight=0.0)
+    batch = text()
+    grads = gradients(objective, batch, objective.mask(batch))
+    reached = {n for n, g in grads.items() if g.abs().sum() > 0}
+    assert not {n for n in reached if n.startswith("generator.")}
+    assert "discriminator.encoder.embeddings.token.weight" in reached  # the shared tables
+
+
+def test_masked_lm_reaches_the_generator_and_the_shared_tables_alone():
+    objective = build(discriminator_weight=0.0)
+    batch = text()
+    grads = gradients(objective, batch, objective.mask(batch))
+    reached = {n for n, g in grads.items() if g.abs().sum() > 0}
+    shared = "discriminator.encoder.embeddings."
+    assert {n for n in reached if n.startswith("discriminator.")} == {
+        n for n in grads if n.startswith(shared)
+    }
+    own = {n for n in grads if n.startswith("generator.")}
+    assert own <= reached
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 6])
+def test_accumulated_gradients_are_those_of_the_batch(pieces):
+    """Rows of different lengths: averaging the micro-batches' means would be another loss."""
+    objective = build(temperature=1e-4)  # the best guess each time, so that samples agree
+    batch = text()
+    masked = objective.mask(batch)
+    whole = gradients(objective, batch, masked)
+    totals = totals_of(batch, masked)
+    objective.zero_grad()
+    size = len(batch.ids) // pieces
+    for part in zip(*(t.split(size) for t in (*batch, *masked)), strict=True):
+        objective(Batch(*part[:3]), Masked(*part[3:]), totals).loss.backward()
+    for name, p in objective.named_parameters():
+        torch.testing.assert_close(p.grad, whole[name], atol=2e-5, rtol=1e-4)

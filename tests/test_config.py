@@ -1,0 +1,127 @@
+"""Configuration: there and back through YAML, and every way to get it wrong."""
+
+import pytest
+
+from electra.config import field_helps, flatten, from_yaml, override, to_yaml
+from electra.errors import UserError
+from electra.recipes import RECIPES, recipe
+from electra.train.pretrain import PretrainConfig
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_there_and_back(name):
+    config = recipe(name)
+    assert config.name == name
+    assert from_yaml(PretrainConfig, to_yaml(config), "x") == config
+
+
+def test_every_setting_has_a_help():
+    def kinds(config):
+        yield type(config)
+        for value in (getattr(config, name) for name in config.__slots__):
+            if hasattr(value, "__dataclass_fields__"):
+                yield from kinds(value)
+
+    for kind in kinds(recipe("toy")):
+        assert field_helps(kind).keys() == kind.__dataclass_fields__.keys(), kind
+
+
+def test_overrides():
+    config = override(
+        recipe("toy"),
+        [
+            "model.layers=3",
+            "optim.lr=1e-3",
+            "train.compile=true",
+            "optim.betas=0.9,0.98",
+            "generator.share=none",
+            "data.batch=1e2",
+            "model.layers=4",
+        ],
+    )
+    assert (config.model.layers, config.optim.lr, config.train.compile) == (4, 1e-3, True)
+    assert (config.optim.betas, config.generator.share) == ((0.9, 0.98), "none")
+    assert config.data.batch == 100
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("optim.learning_rate=1", "no setting 'optim.learning_rate'"),
+        ("optim.lrr=1", "did you mean 'optim.lr'?"),
+        ("lr=1", "did you mean 'optim.lr'?"),
+        ("model=3", "no setting 'model'"),
+        ("optim.lr=fast", "'optim.lr' takes a number, not 'fast'"),
+        ("model.layers=2.5", "takes a whole number"),
+        ("train.compile=maybe", "true or false"),
+        ("generator.share=some", "one of none, embeddings, all"),
+        ("optim.betas=0.9", "takes 2 values"),
+        ("optim.lr", "write it as key=value"),
+        ("train.budget=later", "is not a budget"),
+        ("train.accumulate=7", "does not divide into 7"),
+        ("objective.mask_rate=1.5", "shares between 0 and 1"),
+        ("train.keep_last=0", "must be at least 1"),
+    ],
+)
+def test_wrong_settings_are_named(setting, sentence):
+    with pytest.raises(UserError) as error:
+        override(recipe("toy"), [setting])
+    assert sentence in str(error.value)
+
+
+def test_a_batch_that_does_not_divide_suggests_ones_that_do():
+    with pytest.raises(UserError, match=r"train.accumulate to .*8"):
+        override(recipe("paper.small"), ["train.accumulate=9"])
+
+
+def test_unknown_recipe_suggests_the_nearest():
+    with pytest.raises(UserError, match=r"did you mean 'paper.small'"):
+        recipe("paper.smal")
+    with pytest.raises(UserError, match="No such file"):
+        recipe("missing.yaml")
+
+
+def test_unknown_keys_of_a_file_are_refused(tmp_path):
+    file = tmp_path / "r.yaml"
+    file.write_text(to_yaml(recipe("toy")).replace("mask_rate", "mask_rat"))
+    with pytest.raises(UserError, match="did you mean 'objective.mask_rate'"):
+        recipe(str(file))
+    file.write_text("a: [")
+    with pytest.raises(UserError, match="not valid YAML"):
+        recipe(str(file))
+
+
+def test_flatten_names_everything():
+    assert dict(flatten(recipe("paper.large")))["objective.mask_rate"] == 0.25
+
+
+PAPER = {  # table 6 of the paper
+    "paper.small": (12, 256, 128, 4, 0.15, 5e-4, 128, 128, "1000000steps", 1 / 4),
+    "paper.base": (12, 768, 768, 12, 0.15, 2e-4, 256, 512, "766000steps", 1 / 3),
+    "paper.large": (24, 1024, 1024, 16, 0.25, 2e-4, 2048, 512, "400000steps", 1 / 4),
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_hyperparameters_of_the_paper(name):
+    c = recipe(name)
+    m, o = c.model, c.optim
+    steps = int(c.train.budget.removesuffix("steps"))
+    assert PAPER[name] == (
+        m.layers,
+        m.hidden,
+        m.embedding,
+        m.head_count,
+        c.objective.mask_rate,
+        o.lr,
+        c.data.batch,
+        c.data.length,
+        c.train.budget,
+        c.generator.width,
+    )
+    assert round(o.warmup * steps) == 10_000
+    assert (o.eps, o.betas, o.weight_decay, o.clip) == (1e-6, (0.9, 0.999), 0.01, 1.0)
+    assert (m.dropout, m.attention_dropout, m.init_std) == (0.1, 0.1, 0.02)
+    assert (c.objective.generator_weight, c.objective.discriminator_weight) == (1.0, 50.0)
+    assert m.feed_forward_width == 4 * m.hidden
+    assert c.generator.share == "embeddings"

@@ -1,0 +1,269 @@
+"""Readers: every format, nothing lost, flat memory, and errors that name the place."""
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from electra.errors import UserError
+from electra.text import read, sources
+from electra.text.read import pieces, read_chunks
+from electra.text.sources import Source
+
+DOCUMENTS = ["Första raden.\nZweite Zeile.", "Ένα", "第三の文書\nมีสองบรรทัด"]
+
+
+def documents(*inputs: object, **options: object) -> list[str]:
+    return [d for chunk in read_chunks([str(i) for i in inputs], **options) for d in chunk]
+
+
+def as_text(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def packed(ending: str, data: bytes) -> bytes:
+    if ending == ".zst":
+        arrow = pytest.importorskip("pyarrow")
+        return arrow.compress(data, codec="zstd", asbytes=True)
+    return {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[ending](
+        data
+    )
+
+
+TEXT = "\n\n".join(DOCUMENTS).encode()
+JSONL = "".join(json.dumps({"id": 1, "text": d}) + "\n" for d in DOCUMENTS).encode()
+CSV = ("id,text\n" + "".join(f'1,"{d}"\n' for d in DOCUMENTS)).encode()
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".bz2", ".zst"])
+@pytest.mark.parametrize(("kind", "data"), [("txt", TEXT), ("jsonl", JSONL), ("csv", CSV)])
+def test_formats_and_compressions(tmp_path, ending, kind, data):
+    path = as_text(tmp_path / f"a.{kind}{ending}", packed(ending, data))
+    assert documents(path) == DOCUMENTS
+
+
+def test_json_ending_and_text_field(tmp_path):
+    path = as_text(tmp_path / "a.json", b'{"body": "one"}\n\n{"body": null}\n{"body": "two"}')
+    assert documents(path, text_field="body") == ["one", "two"]
+
+
+def test_tsv_takes_quotation_marks_as_text(tmp_path):
+    path = as_text(tmp_path / "a.tsv", b'id\ttext\n1\t"Oh, he said\n2\ttwo\n')
+    assert documents(path) == ['"Oh, he said', "two"]
+
+
+def test_csv_keeps_line_breaks_in_quotes(tmp_path):
+    path = tmp_path / "a.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["text"], ["one\ntwo"], ['th"ree']])
+    assert documents(path) == ["one\ntwo", 'th"ree']
+
+
+def test_parquet(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"text": [*DOCUMENTS, None], "n": [1, 2, 3, 4]}), path)
+    seen: list[int] = []
+    assert documents(path, on_bytes=seen.append) == DOCUMENTS
+    assert sum(seen) == path.stat().st_size
+    with pytest.raises(UserError, match=r"no column 'body', it has: text, n"):
+        documents(path, text_field="body")
+    with pytest.raises(UserError, match="'n' is no text but int"):
+        documents(path, text_field="n")
+    with pytest.raises(UserError, match=r"b\.parquet' cannot be read as parquet"):
+        documents(as_text(tmp_path / "b.parquet", path.read_bytes()[:-9]))
+
+
+def test_hub_streams_records(tmp_path, monkeypatch):
+    seen = []
+
+    class Datasets:
+        @staticmethod
+        def load_dataset(name, config, *, split, streaming):
+            seen.append((name, config, split, streaming))
+            return iter([{"text": "one"}, {"text": "two"}])
+
+    monkeypatch.setitem(sys.modules, "datasets", Datasets)
+    assert documents("hub:me/data", "hub:me/data:en:test") == ["one", "two"] * 2
+    assert seen == [("me/data", None, "train", True), ("me/data", "en", "test", True)]
+    with pytest.raises(UserError, match=r"record 1 has no field 'body'"):
+        documents("hub:me/data", text_field="body")
+
+
+def test_missing_library_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"electra\[data\]"):
+        documents("hub:me/data")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"electra\[data\]"):
+        documents(as_text(tmp_path / "a.txt.zst", b"x"))
+
+
+def test_folders_are_read_sorted_without_hidden_files(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / ".git").mkdir()
+    as_text(tmp_path / "b.txt", b"three")
+    as_text(tmp_path / "a.txt", b"one")
+    as_text(tmp_path / "a2.md", b"two")
+    as_text(tmp_path / "empty.txt", b"")
+    as_text(tmp_path / "sub" / "0.jsonl", b'{"text": "four"}')
+    as_text(tmp_path / ".git" / "x.txt", b"hidden")
+    as_text(tmp_path / ".DS_Store", b"\0\1")
+    assert documents(tmp_path) == ["one", "two", "three", "four"]
+    assert documents(tmp_path / "*.txt") == ["one", "three"]
+    assert documents(tmp_path / "**" / "*.jsonl") == ["four"]
+
+
+def test_bom_and_line_ends(tmp_path):
+    data = b"\xef\xbb\xbfone\r\ntwo\r\n\r\nthree\r \t\r\nfour"
+    assert documents(as_text(tmp_path / "a.txt", data)) == ["one\ntwo", "three", "four"]
+
+
+def test_surrogate_halves_become_readable(tmp_path):
+    path = as_text(tmp_path / "a.jsonl", b'{"text": "a\\ud800b \\ud83d\\ude00"}')
+    assert documents(path) == ["a\ufffdb 😀"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.text(st.sampled_from("ab ö語\n\t"), max_size=400),
+    st.integers(1, 7),
+    st.integers(2, 40),
+)
+def test_nothing_is_lost_whatever_the_blocks(tmp_path_factory, text, block, piece):
+    """Small blocks and pieces cut everywhere; all but white space comes through in order."""
+    path = tmp_path_factory.mktemp("blocks") / "a.txt"
+    path.write_text(text, encoding="utf-8", newline="")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "BLOCK", block)
+        patch.setattr(read, "PIECE", piece)
+        if not text.strip():
+            with pytest.raises(UserError, match="no text"):
+                documents(path)
+            return
+        found = documents(path)
+    assert "".join("".join(found).split()) == "".join(text.split())
+    assert all(0 < len(d) <= piece for d in found)
+    assert all(d == d.strip() for d in found)
+
+
+def test_documents_do_not_depend_on_the_block_size(tmp_path, monkeypatch):
+    text = "\n\n".join("line one ö\nline two\n" * 3 for _ in range(50))
+    path = as_text(tmp_path / "a.txt", text.encode())
+    whole = documents(path)
+    for block in (1, 2, 3, 5, 7):
+        monkeypatch.setattr(sources, "BLOCK", block)
+        assert documents(path) == whole
+
+
+def test_pieces_prefer_newlines_then_spaces(monkeypatch):
+    monkeypatch.setattr(read, "PIECE", 10)
+    assert list(pieces("aaaa\nbb ccccc")) == ["aaaa", "bb ccccc"]
+    assert list(pieces("aaaa bbbb ccccc")) == ["aaaa bbbb", "ccccc"]
+    assert list(pieces("a" * 25)) == ["a" * 10, "a" * 10, "a" * 5]
+
+
+def test_giant_line_passes_in_flat_memory(tmp_path):
+    import tracemalloc
+
+    path = tmp_path / "a.txt"
+    with path.open("wb") as file:
+        for _ in range(40):
+            file.write(b"word " * 200_000)  # 1 MB each, one line of 40 MB
+    tracemalloc.start()
+    count = sum(len(d.split()) for chunk in read_chunks([path], size=10**6) for d in chunk)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 40 * 200_000
+    assert peak < 25e6
+
+
+def test_chunks_have_a_size_and_keep_order(tmp_path):
+    text = "\n\n".join(f"document {i} " + "x" * 90 for i in range(1000))
+    path = as_text(tmp_path / "a.txt", text.encode())
+    found = list(read_chunks([path], size=10_000))
+    assert [d for chunk in found for d in chunk] == text.split("\n\n")
+    assert all(10_000 <= sum(map(len, chunk)) < 10_200 for chunk in found[:-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.txt", b"", r"a\.txt' holds no text"),
+        ("a.txt", b" \n\n \n", r"a\.txt' holds no text"),
+        ("a.txt", b"ab\ncd\0e", r"a\.txt' is no text: line 2 holds a NUL byte"),
+        ("a.txt", b"\x89PNG\r\n\x1a\n\0\0", r"is a PNG image"),
+        ("a.txt", b"PK\x03\x04\0\0", r"is a zip archive; unpack it"),
+        ("a.txt", gzip.compress(b"text"), r"gzip-compressed; give its name the ending \.gz"),
+        ("a.txt", "text".encode("utf-16"), r"UTF-16; convert it with  iconv"),
+        ("a.txt", b"fine\nna\xefve text", r"a\.txt' is not valid UTF-8 in line 2 \(byte 0xef at offset 7\).*iconv"),
+        ("a.txt", b"fine\ncut \xe2\x82", r"line 2 \(byte 0xe2 at offset 9\)"),
+        ("a.txt.gz", gzip.compress(b"text" * 999)[:-12], r"a\.txt\.gz' is truncated or damaged"),
+        ("a.txt.gz", b"no gzip at all", r"a\.txt\.gz' is truncated or damaged"),
+        ("a.txt.xz", lzma.compress(b"text" * 999)[:-30], r"a\.txt\.xz' is truncated or damaged"),
+        ("a.txt.bz2", bz2.compress(b"text" * 999)[:-9], r"a\.txt\.bz2' is truncated or damaged"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "b"', r"a\.jsonl' line 2 is no valid JSON"),
+        ("a.jsonl", b'["a"]', r"line 1 is a JSON list, not an object"),
+        ("a.jsonl", b'{"body": "a", "title": "b"}', r"line 1 has no field 'text'.*body, title"),
+        ("a.jsonl", b'{"text": 3}', r"the field 'text' is no text but int"),
+        ("a.csv", b"id,body\n1,a\n", r"a\.csv' has no column 'text', it has: id, body"),
+        ("a.csv", b"id,text\n1\n", r"a\.csv' line 2 has 1 columns, the header has 2"),
+        ("a.csv", b'text\n"open\nfor ever\n', r"a\.csv' line \d is no valid table row"),
+        ("a.parquet.gz", b"x", r"compressed parquet"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_file_and_what_to_do(tmp_path, name, data, message):
+    with pytest.raises(UserError, match=message) as caught:
+        documents(as_text(tmp_path / name, data))
+    assert "\n" not in str(caught.value)
+
+
+def test_truncated_zst(tmp_path):
+    data = packed(".zst", b"".join(b"%d " % (i * i) for i in range(200_000)))
+    with pytest.raises(UserError, match="truncated or damaged"):
+        documents(as_text(tmp_path / "a.txt.zst", data[: len(data) // 2]))
+
+
+def test_invalid_utf8_far_into_a_file_has_the_right_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "BLOCK", 10)
+    data = "é\n".encode() * 101 + b"abc\xff"
+    with pytest.raises(UserError, match=r"line 102 \(byte 0xff at offset 306\)"):
+        documents(as_text(tmp_path / "a.txt", data))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none.txt", "There is no file or folder '.*none.txt'"),
+        ("*.nothing", "No file matches"),
+        ("hub:", "names no dataset"),
+    ],
+)
+def test_missing_inputs(tmp_path, name, message):
+    with pytest.raises(UserError, match=message):
+        documents(name if name.startswith("hub:") else tmp_path / name)
+
+
+def test_empty_folder_and_folder_without_text(tmp_path):
+    with pytest.raises(UserError, match="holds no file"):
+        documents(tmp_path)
+    as_text(tmp_path / "a.txt", b"\n")
+    with pytest.raises(UserError, match="There is no text in"):
+        documents(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("a.TXT", "txt"), ("a.jsonl.gz", "jsonl"), ("a", "txt"), ("v1.2.csv.xz", "csv"), ("a.gz", "txt")],
+)  # fmt: skip
+def test_kind_by_ending(name, kind):
+    assert Source(name=name, size=0, modified=0, alone=True).kind == kind

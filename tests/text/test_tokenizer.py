@@ -1,0 +1,230 @@
+"""Tokenizers: learning, loading, special tokens, identity, and transformers' view of them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+from electra.errors import UserError
+from electra.text.learn import SPECIAL
+from electra.text.tokenizer import (
+    fingerprint,
+    load_tokenizer,
+    save_tokenizer,
+    special_names,
+    train_tokenizer,
+    vocabulary,
+)
+
+SIZES = {"wordpiece": 300, "bpe": 400, "unigram": 200}
+
+
+@pytest.fixture(scope="module", params=["wordpiece", "bpe", "unigram"])
+def trained(request, corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("trained") / request.param
+    return train_tokenizer([corpus], out, vocab_size=SIZES[request.param], kind=request.param), out
+
+
+def word_tokenizer(*tokens: str) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel({t: i for i, t in enumerate(tokens)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def test_special_tokens_have_the_first_ids(trained):
+    tokenizer, _ = trained
+    assert [tokenizer.token_to_id(name) for name in SPECIAL] == [0, 1, 2, 3, 4]
+    known = vocabulary(tokenizer)
+    assert (known.pad, known.unk, known.cls, known.sep, known.mask) == (0, 1, 2, 3, 4)
+    assert known.special == (0, 2, 3, 4)  # not the unknown one
+    assert known.absent == ()
+    assert known.size == tokenizer.get_vocab_size()
+
+
+def test_pairs_have_segments(trained):
+    tokenizer, _ = trained
+    encoding = tokenizer.encode("kari", "tomen")
+    inner = [i for i, t in enumerate(encoding.ids) if t in (2, 3)]
+    assert encoding.ids[0] == 2
+    assert len(inner) == 3
+    cut = inner[1] + 1
+    assert encoding.type_ids == [0] * cut + [1] * (len(encoding.ids) - cut)
+
+
+def test_fingerprint_is_stable_over_save_and_load(trained, tmp_path):
+    tokenizer, out = trained
+    mark = fingerprint(tokenizer)
+    again = load_tokenizer(out)
+    assert fingerprint(again) == mark
+    save_tokenizer(again, tmp_path)
+    assert fingerprint(load_tokenizer(tmp_path / "tokenizer.json")) == mark
+    again.enable_truncation(7)
+    again.enable_padding(length=9)
+    assert fingerprint(again) == mark
+    again.add_tokens(["new"])
+    assert fingerprint(again) != mark
+
+
+def test_transformers_loads_and_agrees(trained, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tokenizer, out = trained
+    save_tokenizer(tokenizer, tmp_path, max_length=256)
+    for beside in (False, True):
+        if beside:
+            (tmp_path / "config.json").write_text('{"model_type": "electra"}')
+        other = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        for text in ("Kari tomen, dra-lu!", "Övafté  öm [MASK] 東京 x\u0301"):
+            ours, theirs = tokenizer.encode(text), other(text)
+            assert theirs["input_ids"] == ours.ids
+            ours, theirs = tokenizer.encode(text, "lu bex"), other(text, "lu bex")
+            assert theirs["input_ids"] == ours.ids
+            assert theirs["token_type_ids"] == ours.type_ids
+        assert (other.pad_token, other.mask_token) == ("[PAD]", "[MASK]")
+        assert other.model_max_length == 256
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_training_is_repeatable(corpus, tmp_path, kind):
+    """Also in another process, where the library's hash tables have another order."""
+    code = (
+        "import sys; from electra.text.tokenizer import *\n"
+        "train_tokenizer([sys.argv[1]], Path(sys.argv[2]), vocab_size=400, kind=sys.argv[3])"
+    )
+    for name in ("a", "b", "c"):
+        subprocess.run(
+            [sys.executable, "-c", code, str(corpus), str(tmp_path / name), kind],
+            check=True,
+            env=os.environ | {"TOKENIZERS_PARALLELISM": "true" if name == "a" else "false"},
+        )
+    one, two, three = ((tmp_path / n / "tokenizer.json").read_bytes() for n in "abc")
+    assert one == two == three
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "om te kari"),
+        ({"keep_accents": True}, "öm té kari"),
+        ({"cased": True}, "Öm té Kari"),
+    ],
+)
+def test_case_and_accents(corpus, tmp_path, kind, options, expected):
+    extra = tmp_path / "extra.txt"
+    extra.write_text("Öm té Kari\n" * 30)
+    tokenizer = train_tokenizer(
+        [corpus, extra], tmp_path / "t", vocab_size=500, kind=kind, **options
+    )
+    ids = tokenizer.encode("Öm té Kari", add_special_tokens=False).ids
+    assert tokenizer.decode(ids).strip() == expected
+
+
+def test_wordpiece_words_of_200_characters_are_known(trained):
+    tokenizer, _ = trained
+    if type(tokenizer.model).__name__ != "WordPiece":
+        pytest.skip("a rule of WordPiece")
+    assert 1 not in tokenizer.encode("ka" * 100).ids
+    assert 1 in tokenizer.encode("ka" * 100 + "k").ids
+
+
+def test_mask_takes_its_space(trained):
+    """A masked word is one token in training; the text "a [MASK] b" must give the same."""
+    tokenizer, _ = trained
+    whole = tokenizer.encode("kari to").ids
+    masked = tokenizer.encode("kari [MASK] to").ids
+    assert len(masked) == len(whole) + 1
+
+
+def test_too_small_vocabularies_are_refused(corpus, tmp_path):
+    for kind in ("wordpiece", "bpe"):
+        with pytest.raises(UserError, match="larger --vocab-size"):
+            train_tokenizer([corpus], tmp_path / kind, vocab_size=20, kind=kind)
+        assert not (tmp_path / kind).exists()
+
+
+def test_a_tokenizer_is_not_overwritten_unasked(corpus, tmp_path):
+    train_tokenizer([corpus], tmp_path, vocab_size=300)
+    before = (tmp_path / "tokenizer.json").read_bytes()
+    with pytest.raises(UserError, match="already holds a tokenizer.*--overwrite"):
+        train_tokenizer([corpus], tmp_path, vocab_size=350)
+    assert (tmp_path / "tokenizer.json").read_bytes() == before
+    train_tokenizer([corpus], tmp_path, vocab_size=350, overwrite=True)
+    assert load_tokenizer(tmp_path).get_vocab_size() == 350
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
+
+
+def test_rare_characters_do_not_fill_the_vocabulary(tmp_path):
+    text = tmp_path / "a.txt"
+    rare = "".join(chr(0x4E00 + i) for i in range(1500))
+    text.write_text("kari tomen " * 300 + rare, encoding="utf-8")
+    tokenizer = train_tokenizer([text], tmp_path / "t", vocab_size=2000)
+    singles = [t for t in tokenizer.get_vocab() if len(t) == 1]
+    assert len(singles) == 1000
+    assert set("karitomen") <= set(singles)
+
+
+def test_bert_vocab_txt(tmp_path):
+    tokens = [*SPECIAL, "hello", "##s", "über", "uber", "Hello"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("Hellos Über").tokens == ["[CLS]", "hello", "##s", "uber", "[SEP]"]
+    assert vocabulary(tokenizer).size == len(tokens)
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text('{"do_lower_case": true, "strip_accents": false}')
+    assert "über" in load_tokenizer(tmp_path).encode("Über").tokens
+    settings.write_text('{"do_lower_case": false}')
+    assert "Hello" in load_tokenizer(tmp_path / "vocab.txt").encode("Hello").tokens
+
+
+@pytest.mark.parametrize("missing", ["[PAD]", "[CLS]", "[SEP]", "[MASK]"])
+def test_missing_special_token_is_named(missing):
+    names = [name for name in SPECIAL if name != missing]
+    with pytest.raises(UserError) as caught:
+        vocabulary(word_tokenizer(*names, "a"))
+    assert missing in str(caught.value)
+    assert "tokenizer_config.json" in str(caught.value)
+
+
+def test_other_names_gaps_and_flags():
+    tokenizer = word_tokenizer("<s>", "<pad>", "</s>", "<unk>", "a")
+    tokenizer.add_special_tokens(["<mask>", "<unk>", AddedToken("<extra>", special=True)])
+    known = vocabulary(tokenizer)
+    assert (known.cls, known.pad, known.sep, known.unk, known.mask) == (0, 1, 2, 3, 5)
+    assert known.special == (0, 1, 2, 5, 6)
+
+    gaps = Tokenizer(models.WordLevel({**{n: i for i, n in enumerate(SPECIAL)}, "a": 9}, "[UNK]"))
+    assert vocabulary(gaps).absent == (5, 6, 7, 8)
+    assert vocabulary(gaps).size == 10
+
+
+def test_unusual_names_come_from_the_settings(tmp_path):
+    tokenizer = word_tokenizer("<<p>>", "BEGIN", "END", "HIDE", "[UNK]", "a")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "pad_token": "<<p>>",
+                "cls_token": {"content": "BEGIN"},
+                "sep_token": "END",
+                "mask_token": "HIDE",
+            }
+        )
+    )
+    names = special_names(tmp_path)
+    known = vocabulary(load_tokenizer(tmp_path), names)
+    assert (known.pad, known.cls, known.sep, known.mask) == (0, 1, 2, 3)
+    save_tokenizer(load_tokenizer(tmp_path), tmp_path / "again", names=names)
+    assert special_names(tmp_path / "again") == names | {"unk": "[UNK]"}
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "no json"])
+def test_unreadable_tokenizers(tmp_path, content):
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match=r"tokenizer"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(UserError, match="There is no tokenizer"):
+        load_tokenizer(tmp_path / "none")
