@@ -48,7 +48,7 @@ class Layout(StrEnum):
 Inputs = Annotated[
     list[str],
     typer.Argument(
-        metavar="INPUT...",
+        metavar="INPUT",
         help="Text files, folders, globs, or hub:NAME for a dataset of the Hugging Face hub "
         "(hub:NAME:CONFIG:SPLIT). Formats by ending: .txt (a blank line ends a document), .jsonl, "
         ".csv, .tsv, .parquet; also packed as .gz, .xz, .bz2, .zst.",
@@ -111,7 +111,7 @@ def tokenizer_train(
 
     The folder that is written loads everywhere: in  electra prepare  and in transformers.
 
-    Example:  electra tokenizer train corpus/ --out tokenizer --vocab-size 30522 --keep-accents
+    Example:  electra tokenizer train corpus/ --out tokenizer --keep-accents
     """
     from electra.text.console import inspect_table, show_bytes
     from electra.text.inspect import inspect_tokenizer
@@ -133,7 +133,7 @@ def tokenizer_train(
     report = inspect_tokenizer(tokenizer, inputs, text_field=text_field, limit=2_000_000)
     console.print(inspect_table(report))
     warn(report.warnings)
-    console.print(f"The tokenizer is in {out}", highlight=False)
+    typer.echo(f"The tokenizer is in {out}")
 
 
 @tokenizer_app.command("inspect")
@@ -170,7 +170,7 @@ def tokenizer_inspect(
     )
     console.print(inspect_table(report))
     for before, after in report.examples:
-        console.print(f"  {before}  becomes  {after}", highlight=False, markup=False)
+        typer.echo(f"  {before}  becomes  {after}")
     warn(report.warnings)
 
 
@@ -209,28 +209,32 @@ def prepare(
     No text is lost: what does not fit into a row begins the next one. Run the same command again
     to go on after an interruption; finished shards are kept.
 
-    Example:  electra prepare corpus/ --tokenizer tokenizer --out shards --length 128 --workers 8
+    Example:  electra prepare corpus/ --tokenizer tokenizer --out shards --workers 8
     """
     from electra.text.console import prepare_table, show_prepare
     from electra.text.prepare import prepare as run
 
     console, notes = consoles()
     with show_prepare(notes) as progress:
-        summary = run(
-            inputs,
-            tokenizer=tokenizer,
-            out=out,
-            length=length,
-            layout=layout.value,
-            workers=workers,
-            held_out=held_out,
-            seed=seed,
-            text_field=text_field,
-            progress=progress,
-        )
+        try:
+            summary = run(
+                inputs,
+                tokenizer=tokenizer,
+                out=out,
+                length=length,
+                layout=layout.value,
+                workers=workers,
+                held_out=held_out,
+                seed=seed,
+                text_field=text_field,
+                progress=progress,
+            )
+        except KeyboardInterrupt:
+            typer.echo("The same command goes on where this one stops.", err=True)
+            raise
     console.print(prepare_table(summary))
     done = "already prepared, nothing was changed" if summary.already else "prepared"
-    console.print(f"{out}: {done}", highlight=False, markup=False)
+    typer.echo(f"{out}: {done}")
 
 
 def consoles() -> "tuple[Console, Console]":
@@ -264,7 +268,7 @@ def run_app() -> int:
     except UserError as error:
         return fail(str(error), 2)
     except KeyboardInterrupt:
-        return fail("stopped; the same command goes on where it stopped.", 130)
+        return fail("stopped.", 130)
     except BrokenPipeError:
         return 1
     except OSError as error:
@@ -272,6 +276,8 @@ def run_app() -> int:
             return fail("the disk is full: free some space and run the same command again.", 2)
         raise
     except SystemExit as leaving:
+        if leaving.code == 130:  # typer's silent answer to Ctrl-C
+            return fail("stopped.", 130)
         return leaving.code if isinstance(leaving.code, int) else 1
     return 0
 

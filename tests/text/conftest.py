@@ -1,6 +1,7 @@
 """A small invented language, and tokenizers learnt from it."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ SYLLABLES = [
 ]
 
 
-def make_text(documents: int, seed: int = 0, lines: int = 6, words: int = 12) -> str:
+def invented_text(documents: int, seed: int = 0, lines: int = 6, words: int = 12) -> str:
     """Documents of lines of invented words, blank lines between them."""
     dice = random.Random(seed)
     lexicon = ["".join(dice.choices(SYLLABLES, k=dice.randint(1, 4))) for _ in range(400)]
@@ -40,10 +41,16 @@ def make_text(documents: int, seed: int = 0, lines: int = 6, words: int = 12) ->
 
 
 @pytest.fixture(scope="session")
+def make_text() -> Callable[..., str]:
+    """The function that invents text."""
+    return invented_text
+
+
+@pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A text file of some 200 documents."""
     path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
-    path.write_text(make_text(200) + "\n", encoding="utf-8")
+    path.write_text(invented_text(200) + "\n", encoding="utf-8")
     return path
 
 

@@ -165,6 +165,23 @@ def test_documents_do_not_depend_on_the_block_size(tmp_path, monkeypatch):
         assert documents(path) == whole
 
 
+def test_short_reads_are_joined(monkeypatch):
+    """A pipe or a decompressor may give less than was asked for; blocks stay the same."""
+
+    class Drops:
+        def __init__(self, data: bytes) -> None:
+            self.data = data
+
+        def read(self, count: int) -> bytes:
+            some, self.data = self.data[: min(3, count)], self.data[min(3, count) :]
+            return some
+
+    monkeypatch.setattr(sources, "BLOCK", 10)
+    stream = Drops(bytes(range(25)))
+    found = [sources.full_read(stream) for _ in range(4)]
+    assert found == [bytes(range(10)), bytes(range(10, 20)), bytes(range(20, 25)), b""]
+
+
 def test_pieces_prefer_newlines_then_spaces(monkeypatch):
     monkeypatch.setattr(read, "PIECE", 10)
     assert list(pieces("aaaa\nbb ccccc")) == ["aaaa", "bb ccccc"]
@@ -177,14 +194,14 @@ def test_giant_line_passes_in_flat_memory(tmp_path):
 
     path = tmp_path / "a.txt"
     with path.open("wb") as file:
-        for _ in range(40):
-            file.write(b"word " * 200_000)  # 1 MB each, one line of 40 MB
+        for _ in range(30):
+            file.write(b"word " * 200_000)  # 1 MB each, one line of 30 MB
     tracemalloc.start()
-    count = sum(len(d.split()) for chunk in read_chunks([path], size=10**6) for d in chunk)
+    count = sum(d.count("word") for chunk in read_chunks([path], size=10**6) for d in chunk)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert count == 40 * 200_000
-    assert peak < 25e6
+    assert count == 30 * 200_000
+    assert peak < 15e6
 
 
 def test_chunks_have_a_size_and_keep_order(tmp_path):
@@ -205,7 +222,7 @@ def test_chunks_have_a_size_and_keep_order(tmp_path):
         ("a.txt", b"PK\x03\x04\0\0", r"is a zip archive; unpack it"),
         ("a.txt", gzip.compress(b"text"), r"gzip-compressed; give its name the ending \.gz"),
         ("a.txt", "text".encode("utf-16"), r"UTF-16; convert it with  iconv"),
-        ("a.txt", b"fine\nna\xefve text", r"a\.txt' is not valid UTF-8 in line 2 \(byte 0xef at offset 7\).*iconv"),
+        ("a.txt", b"fine\nna\xefve", r"a\.txt' .* line 2 \(byte 0xef at offset 7\).*iconv"),
         ("a.txt", b"fine\ncut \xe2\x82", r"line 2 \(byte 0xe2 at offset 9\)"),
         ("a.txt.gz", gzip.compress(b"text" * 999)[:-12], r"a\.txt\.gz' is truncated or damaged"),
         ("a.txt.gz", b"no gzip at all", r"a\.txt\.gz' is truncated or damaged"),
@@ -263,7 +280,7 @@ def test_empty_folder_and_folder_without_text(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("a.TXT", "txt"), ("a.jsonl.gz", "jsonl"), ("a", "txt"), ("v1.2.csv.xz", "csv"), ("a.gz", "txt")],
-)  # fmt: skip
+    [("a.TXT", "txt"), ("a.jsonl.gz", "jsonl"), ("a", "txt"), ("v1.2.csv.xz", "csv")],
+)
 def test_kind_by_ending(name, kind):
     assert Source(name=name, size=0, modified=0, alone=True).kind == kind

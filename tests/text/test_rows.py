@@ -67,6 +67,16 @@ def test_pairs_never_mix_documents(documents, length, seed):
 
 
 @settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 20), max_size=60), lengths, st.integers(0, 2**32))
+def test_second_segments_begin_with_a_line(lines, length, seed):
+    ends, place = set(np.cumsum(lines).tolist()), 0
+    for first, second in split_document(lines, length, np.random.default_rng(seed)):
+        if second:
+            assert place + first in ends
+        place += first + second
+
+
+@settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 300), max_size=20), lengths)
 def test_packed_loses_nothing_and_fills_rows(documents, length):
     tokens = numbered(sum(documents))

@@ -21,6 +21,7 @@ from electra.errors import UserError
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # get the ids 0 to 4
 WORD_LIMIT = 200  # characters of a word, as the original's WordPiece
 ALPHABET = 1000  # characters that WordPiece knows at most; the rarer are unknown
+LEAST = 64  # tokens of a WordPiece vocabulary
 
 Kind = Literal["wordpiece", "bpe", "unigram"]
 Lines = Callable[[], Iterator[list[str]]]
@@ -28,6 +29,11 @@ Lines = Callable[[], Iterator[list[str]]]
 
 def learn_wordpiece(lines: Lines, vocab_size: int, cased: bool, keep_accents: bool) -> Tokenizer:
     """BERT's tokenizer with a vocabulary learnt by merging pairs."""
+    if vocab_size < LEAST:
+        raise UserError(
+            f"A vocabulary of {vocab_size} tokens is too small: "
+            f"choose a larger --vocab-size, at least {LEAST}."
+        )
     # The training needs two passes: the library numbers the continuing characters (##a) in the
     # order of a hash table, and breaks ties by these numbers. Given beforehand, they are fixed.
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=WORD_LIMIT))
@@ -36,14 +42,9 @@ def learn_wordpiece(lines: Lines, vocab_size: int, cased: bool, keep_accents: bo
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    alphabet = frequent_characters(lines, tokenizer)
+    # Each character stands for itself and once more with ##: half of a small vocabulary at most.
+    alphabet = frequent_characters(lines, tokenizer, min(ALPHABET, vocab_size // 4))
     continuing = [f"##{c}" for c in alphabet if continues(tokenizer, c)]
-    least = len(SPECIAL) + len(alphabet) + len(continuing)
-    if vocab_size < least:
-        raise UserError(
-            f"A vocabulary of {vocab_size} cannot hold the {least} characters and special tokens "
-            "of this text: choose a larger --vocab-size."
-        )
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         special_tokens=[*SPECIAL, *continuing],
@@ -69,7 +70,7 @@ def learn_wordpiece(lines: Lines, vocab_size: int, cased: bool, keep_accents: bo
     return fresh
 
 
-def frequent_characters(lines: Lines, tokenizer: Tokenizer) -> list[str]:
+def frequent_characters(lines: Lines, tokenizer: Tokenizer, limit: int) -> list[str]:
     """The most frequent characters of the normalised text, in the order of their code points."""
     raw: npt.NDArray[np.int64] = np.zeros(0x110000, dtype=np.int64)
     for some in lines():
@@ -81,12 +82,13 @@ def frequent_characters(lines: Lines, tokenizer: Tokenizer) -> list[str]:
         for c in tokenizer.normalizer.normalize_str(chr(point)):
             if not c.isspace():
                 found[c] = found.get(c, 0) + int(raw[point])
-    return sorted(sorted(found, key=lambda c: (-found[c], c))[:ALPHABET])
+    return sorted(sorted(found, key=lambda c: (-found[c], c))[:limit])
 
 
 def continues(tokenizer: Tokenizer, character: str) -> bool:
     """Whether the character can stand inside a word."""
-    return len(tokenizer.pre_tokenizer.pre_tokenize_str("a" + character)) == 1
+    text = tokenizer.normalizer.normalize_str("a" + character)
+    return len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) == 1
 
 
 def learn_bpe(lines: Lines, vocab_size: int, cased: bool, keep_accents: bool) -> Tokenizer:

@@ -3,7 +3,9 @@
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
@@ -16,7 +18,6 @@ Answer = Done | OSError | UserError
 
 def work(job: Job, pipe: Connection) -> None:
     """Encode the chunks that come through the pipe until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one core
     tokenizer = open_tokenizer(job)
     try:
@@ -30,6 +31,19 @@ def work(job: Job, pipe: Connection) -> None:
         return
 
 
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Ignore Ctrl-C for a moment: processes that are started now ignore it for good."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set signals, and only it hears them
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Pool:
     """Processes that encode chunks; used as a context, which ends them."""
 
@@ -38,13 +52,14 @@ class Pool:
         self.free: list[Connection] = []
         self.busy: list[Connection] = []
         self.processes: list[Any] = []
-        for _ in range(workers):
-            here, there = context.Pipe()
-            process = context.Process(target=work, args=(job, there), daemon=True)
-            process.start()
-            there.close()
-            self.free.append(here)
-            self.processes.append(process)
+        with deaf():
+            for _ in range(workers):
+                here, there = context.Pipe()
+                process = context.Process(target=work, args=(job, there), daemon=True)
+                process.start()
+                there.close()
+                self.free.append(here)
+                self.processes.append(process)
 
     def __enter__(self) -> "Pool":
         return self

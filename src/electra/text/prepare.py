@@ -91,7 +91,7 @@ def prepare(
     }
     sizes = [source.size for source in sources]
     start = Summary(total_bytes=None if None in sizes else sum(s or 0 for s in sizes))
-    with open_target(Path(out), request, sources) as target:
+    with told_plainly(Path(out)), open_target(Path(out), request, sources) as target:
         if target.finished:
             return finished_summary(target)
         target.save_tokenizer(job.tokenizer, special_names(Path(tokenizer)))
@@ -154,18 +154,31 @@ def run(
             else:
                 yield number, documents
 
+    with encoder(job, workers) as encode:
+        for done in encode(new_chunks()):
+            target.record(done)
+            state = add(state, done, job)
+            report(state)
+    held = target.finish(job)
+    return replace(state, held_out_rows=held, seconds=time.monotonic() - began)
+
+
+@contextmanager
+def told_plainly(folder: Path) -> Iterator[None]:
+    """Turn what the system refuses into a sentence."""
     try:
-        with encoder(job, workers) as encode:
-            for done in encode(new_chunks()):
-                target.record(done)
-                state = add(state, done, job)
-                report(state)
-        held = target.finish(job)
+        yield
     except OSError as error:
         if error.errno in FULL:
-            raise disk_full(job.folder) from None
-        raise UserError(f"'{error.filename or job.folder}': {error.strerror or error}.") from None
-    return replace(state, held_out_rows=held, seconds=time.monotonic() - began)
+            raise disk_full(folder) from None
+        raise UserError(
+            f"'{error.filename or folder}' cannot be used: {error.strerror or error}."
+        ) from None
+    except MemoryError:
+        raise UserError(
+            "Memory ran out: run the same command again with fewer --workers; "
+            "it goes on where it stopped."
+        ) from None
 
 
 Encode = Callable[[Iterator[tuple[int, list[str]]]], Iterator[Done]]

@@ -106,6 +106,8 @@ class Shards:
         if places.size and (places.min() < 0 or places.max() >= self.rows(split)):
             raise IndexError(f"the split {split} has {self.rows(split)} rows")
         out = np.empty((len(places), self.length + 2), dtype=np.int32)
+        if not len(places):
+            return out
         ends = self.ends[split]
         owner = np.searchsorted(ends, places, side="right")
         order = np.argsort(owner, kind="stable")
@@ -172,6 +174,8 @@ def read_index(folder: Path) -> dict[str, Any]:
     try:
         index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = index["format"]
+        if version == FORMAT:
+            digest(index)
     except (ValueError, KeyError, TypeError):
         raise UserError(
             f"'{path}' is damaged: delete the folder '{folder}' and run  electra prepare  again."

@@ -212,10 +212,7 @@ class Target:
                 for each, count in zip(full, held, strict=True)
             ],
         }
-        wanted = {shard_name(each.number) for each in full}
-        for path in self.folder.iterdir():
-            if SHARD.fullmatch(path.name) and path.name not in wanted:
-                path.unlink()  # of a text that was longer when an earlier run stopped
+        self.remove_shards(keep={shard_name(each.number) for each in full})
         content = json.dumps(index, indent=1, ensure_ascii=False) + "\n"
         write_whole(self.folder / INDEX, content.encode())
         self.finished = True
@@ -231,12 +228,16 @@ class Target:
             with suppress(OSError):
                 (self.folder / JOURNAL).unlink()
             shutil.rmtree(self.folder / TOKENIZER, ignore_errors=True)
-            for path in self.folder.iterdir():
-                if SHARD.fullmatch(path.name):
-                    path.unlink()
+            self.remove_shards(keep=set())
             if made:
                 with suppress(OSError):
                     self.folder.rmdir()
+
+    def remove_shards(self, keep: set[str]) -> None:
+        """Remove other shards, as of a text that was longer when an earlier run stopped."""
+        for path in self.folder.iterdir():
+            if SHARD.fullmatch(path.name) and path.name not in keep:
+                path.unlink()
 
     def remove_temporary(self) -> None:
         """Remove what a write that was broken off has left."""

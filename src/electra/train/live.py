@@ -82,7 +82,7 @@ class LiveView:
         table.add_column("training", justify="right")
         table.add_column("held-out", justify="right", style="bold")
         for key, label in FIGURES:
-            cells = [_shown(key, figures.get(key)) for figures in (self.train, self.held_out)]
+            cells = [shown(key, figures.get(key)) for figures in (self.train, self.held_out)]
             table.add_row(label, *cells)
         speed = Text("  ")
         if self.train:
@@ -98,7 +98,8 @@ class LiveView:
         return Panel(Group(table, speed, bar), title=self.title, title_align="left", width=92)
 
 
-def _shown(key: str, value: float | None) -> str:
+def shown(key: str, value: float | None) -> str:
+    """A figure as people read it: shares in per cent."""
     if value is None or value != value:
         return "–"
     return f"{value:.1%}" if key in SHARES else f"{value:.3f}"

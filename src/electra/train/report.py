@@ -1,0 +1,149 @@
+"""A run to look at: its curves as a PNG, and one HTML page that needs nothing beside it."""
+
+import base64
+import html
+import math
+from pathlib import Path
+from typing import Any
+
+from electra.errors import UserError, require
+from electra.train.live import FIGURES, clock, shown
+from electra.train.record import read_metrics
+
+PANELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
+    ("Generator loss", (("train", "mlm_loss", "training"), ("held_out", "mlm_loss", "held-out"))),
+    (
+        "Discriminator loss",
+        (("train", "detection_loss", "training"), ("held_out", "detection_loss", "held-out")),
+    ),
+    (
+        "Discriminator on held-out text",
+        (
+            ("held_out", "auc", "AUC"),
+            ("held_out", "precision", "precision"),
+            ("held_out", "recall", "recall"),
+        ),
+    ),
+    (
+        "Generator on held-out text",
+        (
+            ("held_out", "generator_accuracy", "best guess right"),
+            ("held_out", "generator_sampled_accuracy", "sample right"),
+        ),
+    ),
+    (
+        "Replaced tokens",
+        (("train", "replaced_rate", "training"), ("held_out", "replaced_rate", "held-out")),
+    ),
+    ("Learning rate", (("train", "learning_rate", ""),)),
+    ("Gradient norm before clipping", (("train", "gradient_norm", ""),)),
+    ("Speed, tokens/s", (("train", "tokens_per_second", ""),)),
+)
+COLOURS = {"training": "#9aa5b1", "held-out": "#c2410c", "": "#1d4ed8"}
+
+
+def write_report(run: Path, out: Path | None = None) -> tuple[Path, Path]:
+    """Draw the curves of a run and write the page; returns the paths of both."""
+    metrics = read_metrics(run)
+    if not any(line["kind"] in ("train", "held_out") for line in metrics):
+        raise UserError(f"{run} has no figures yet: there is nothing in its metrics.jsonl.")
+    out = out or run
+    out.mkdir(parents=True, exist_ok=True)
+    picture, page = out / "report.png", out / "report.html"
+    draw(metrics, picture, title=str(run.name))
+    page.write_text(render(run, metrics, picture), encoding="utf-8")
+    return picture, page
+
+
+def series(metrics: list[dict[str, Any]], kind: str, figure: str) -> tuple[list[int], list[float]]:
+    """The steps and values of one figure, without the places where it is not known."""
+    points = [
+        (line["step"], line[figure])
+        for line in metrics
+        if line["kind"] == kind and line.get(figure) is not None
+    ]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def draw(metrics: list[dict[str, Any]], path: Path, title: str) -> None:
+    """The curves, eight to a sheet."""
+    require("matplotlib", "plot")
+    # Not pyplot: its figures are global, and its back-end may want a screen.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    panels = figure.subplots(2, 4).ravel()
+    for axes, (name, curves) in zip(panels, PANELS, strict=True):
+        for kind, key, label in curves:
+            steps, values = series(metrics, kind, key)
+            marker = "o" if len(steps) < 2 else None
+            axes.plot(steps, values, label=label, color=COLOURS.get(label), marker=marker)
+        axes.set_title(name, fontsize=10)
+        axes.set_xlabel("step", fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.grid(alpha=0.25)
+        if len(curves) > 1:
+            axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def render(run: Path, metrics: list[dict[str, Any]], picture: Path) -> str:
+    """The page: summary, warnings, curves, configuration."""
+    train = _last(metrics, "train")
+    held_out = _last(metrics, "held_out")
+    rows = "".join(
+        f"<tr><td>{html.escape(label)}</td><td>{shown(key, train.get(key))}</td>"
+        f"<td><b>{shown(key, held_out.get(key))}</b></td></tr>"
+        for key, label in FIGURES
+    )
+    warnings = "".join(
+        f"<li>step {line['step']:,}: {html.escape(line['message'])}</li>"
+        for line in metrics
+        if line["kind"] == "event" and line["message"] != "started"
+    )
+    image = base64.b64encode(picture.read_bytes()).decode()
+    config = run / "config.yaml"
+    settings = html.escape(config.read_text(encoding="utf-8")) if config.exists() else ""
+    step = max(line["step"] for line in metrics)
+    facts = [f"{step:,} steps"]
+    if train:
+        facts += [f"{_amount(train['tokens'])} tokens", f"{clock(train['seconds'])} of training"]
+    name = html.escape(run.resolve().name)
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{name}</title>
+<style>
+  body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem;
+         padding: 0 1rem; color: #1f2933; }}
+  img {{ width: 100%; }}
+  table {{ border-collapse: collapse; }}
+  td, th {{ padding: .15rem 1.2rem .15rem 0; text-align: left; }}
+  td + td, th + th {{ text-align: right; }}
+  .warning {{ background: #fef3c7; padding: .5rem 1rem; border-radius: .4rem; }}
+  pre {{ background: #f5f7fa; padding: 1rem; overflow-x: auto; font-size: 13px; }}
+</style>
+<h1>{name}</h1>
+<p>{" · ".join(facts)}</p>
+{f'<div class="warning"><b>The run says of itself</b><ul>{warnings}</ul></div>' if warnings else ""}
+<table><tr><th></th><th>training</th><th>held-out</th></tr>{rows}</table>
+<img alt="Curves of the run" src="data:image/png;base64,{image}">
+<details><summary>Configuration</summary><pre>{settings}</pre></details>
+</html>
+"""
+
+
+def _last(metrics: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    return next((line for line in reversed(metrics) if line["kind"] == kind), {})
+
+
+def _amount(count: float) -> str:
+    """12.3 M, 4.5 G."""
+    if count < 1000:
+        return f"{count:.0f}"
+    power = min(3, int(math.log10(count) // 3))
+    return f"{count / 1000**power:.1f} {'kMG'[power - 1]}"

@@ -1,0 +1,163 @@
+"""The text commands: what they print, their exit codes, and that they stay light."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from electra import __version__, cli
+from electra.errors import UserError
+
+RUN = [sys.executable, "-m", "electra.cli"]
+
+
+def electra(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*RUN, *map(str, arguments)], capture_output=True, text=True, timeout=60, **options
+    )
+
+
+def test_train_inspect_prepare(corpus, tmp_path):
+    tokenizer, shards = tmp_path / "tokenizer", tmp_path / "shards"
+    done = electra("tokenizer", "train", corpus, "--out", tokenizer, "--vocab-size", 300)
+    assert done.returncode == 0, done.stderr
+    assert "300 tokens" in done.stdout
+    assert "warning: accents lost" in done.stderr
+    done = electra("tokenizer", "inspect", tokenizer, corpus)
+    assert done.returncode == 0, done.stderr
+    assert "tokens per word" in done.stdout
+    command = ("prepare", corpus, "--tokenizer", tokenizer, "--out", shards, "--length", 32)
+    done = electra(*command, "--workers", 2)
+    assert done.returncode == 0, done.stderr
+    assert "tokens lost" in done.stdout
+    assert done.stderr == ""
+    done = electra(*command)
+    assert done.returncode == 0
+    assert "already prepared" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("prepare", "none.txt", "--tokenizer", "{tok}", "--out", "{out}"), "no file or folder"),
+        (("prepare", "{text}", "--tokenizer", "none", "--out", "{out}"), "no tokenizer 'none'"),
+        (("prepare", "{text}", "--tokenizer", "{tok}", "--out", "{text}"), "is a file"),
+        (("prepare", "{text}", "--tokenizer", "{tok}", "--out", "{out}", "--seed", "-4"), "--seed"),
+        (("tokenizer", "train", "{text}", "--out", "{tok}"), "already holds a tokenizer"),
+        (("tokenizer", "train", "none.txt", "--out", "{out}"), "no file or folder"),
+        (("tokenizer", "inspect", "none", "{text}"), "no tokenizer 'none'"),
+        (("tokenizer", "inspect", "{tok}", "none.txt"), "no file or folder"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_sentence(arguments, message, corpus, tokenizer_folder, tmp_path):
+    names = {"tok": tokenizer_folder, "text": corpus, "out": tmp_path / "out"}
+    done = electra(*(argument.format(**names) for argument in arguments))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (UserError("this and that"), 2, "error: this and that"),
+        (OSError(28, "No space left on device"), 2, "error: the disk is full"),
+        (KeyboardInterrupt(), 130, "stopped"),
+    ],
+)
+def test_what_is_raised_becomes_a_sentence(error, code, message, capsys, monkeypatch):
+    def broken(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", broken)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == code
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.7])
+def test_ctrl_c_says_how_to_go_on(delay, tmp_path, make_text, tokenizer_folder):
+    text = tmp_path / "text.txt"
+    text.write_text(make_text(300) + ("\n\n" + make_text(100)) * 120)
+    process = subprocess.Popen(
+        [
+            *(*RUN, "prepare", text, "--workers", "2"),
+            *("--tokenizer", tokenizer_folder, "--out", tmp_path / "out"),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    for _ in range(2000):
+        if (tmp_path / "out" / "journal.jsonl").exists():
+            break
+        time.sleep(0.005)
+    time.sleep(delay)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == "The same command goes on where this one stops.\nerror: stopped.\n"
+
+
+def test_wrong_usage_has_code_2():
+    for arguments in (("prepare",), ("prepare", "a", "--lenght", "3"), ("nothing",)):
+        done = electra(*arguments)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "path", ["", "tokenizer", "tokenizer train", "tokenizer inspect", "prepare"]
+)
+def test_help_reads_like_documentation(path):
+    result = CliRunner().invoke(cli.app, [*path.split(), "--help"])
+    assert result.exit_code == 0
+    if path not in ("", "tokenizer"):
+        assert f"Example: electra {path}" in " ".join(result.output.split())
+
+
+def test_version():
+    assert electra("--version").stdout == f"electra {__version__}\n"
+
+
+def test_help_is_quick_and_light():
+    code = (
+        "import sys\n"
+        "from electra.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'numpy', 'datasets', 'pyarrow'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        electra("--help")
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.8  # 0.16 s on an idle machine
+
+
+def test_commands_need_no_torch(corpus, tmp_path):
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "from electra.cli import app\n"
+        f"text, out = {str(corpus)!r}, {str(tmp_path)!r}\n"
+        "def run(*a): app(list(a), standalone_mode=False)\n"
+        "run('tokenizer', 'train', text, '--out', out + '/t', '--vocab-size', '300')\n"
+        "run('tokenizer', 'inspect', out + '/t', text)\n"
+        "run('prepare', text, '--tokenizer', out + '/t', '--out', out + '/s', '--workers', '1')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
