@@ -62,10 +62,10 @@ def made_up_text(documents: int, seed: int = 0) -> str:
             lines.append(
                 rng.choice(
                     (
-                        f"the {kind} {who} went to the {place} to {act} and bring the {thing} home .",
+                        f"the {kind} {who} went to the {place} to {act} the {thing} .",
                         f"in the {place} the {who} began to {act} , and the {thing} was {kind} .",
-                        f"the {thing} of the {kind} {who} was brought from the {place} to the {home} .",
-                        f"after the {home} was closed , the {who} would {act} in the {place} again .",
+                        f"the {thing} of the {who} was brought from the {place} to the {home} .",
+                        f"when the {home} was closed , the {who} would {act} in the {place} .",
                     )
                 )
             )

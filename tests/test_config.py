@@ -84,7 +84,7 @@ def test_unknown_recipe_suggests_the_nearest():
 def test_unknown_keys_of_a_file_are_refused(tmp_path):
     file = tmp_path / "r.yaml"
     file.write_text(to_yaml(recipe("toy")).replace("mask_rate", "mask_rat"))
-    with pytest.raises(UserError, match="did you mean 'objective.mask_rate'"):
+    with pytest.raises(UserError, match=r"did you mean 'objective.mask_rate'"):
         recipe(str(file))
     file.write_text("a: [")
     with pytest.raises(UserError, match="not valid YAML"):

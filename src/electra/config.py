@@ -1,7 +1,7 @@
-"""Strict dataclasses <-> YAML <-> `key=value`: an unknown key is an error that names the nearest one.
+"""Strict dataclasses <-> YAML <-> `key=value`; an unknown key is an error with the nearest name.
 
 A configuration is a frozen dataclass kept beside the thing that it configures. The string under a
-field is its help: it is shown by `electra recipes NAME` and written as a comment into `config.yaml`.
+field is its help: `electra recipes NAME` shows it, and `config.yaml` has it as a comment.
 """
 
 import ast

@@ -49,11 +49,9 @@ def test_discriminator(pair, inputs, tmp_path):
     _, ours = pair
     ids, segments, real = inputs
     export(ours, tmp_path, pad_id=0)
-    given = dict(input_ids=ids, token_type_ids=segments, attention_mask=real.long())
+    given = {"input_ids": ids, "token_type_ids": segments, "attention_mask": real.long()}
     theirs = ElectraForPreTraining.from_pretrained(tmp_path).eval()
-    torch.testing.assert_close(
-        ours(ids, segments, real), theirs(**given).logits, atol=1e-5, rtol=0
-    )
+    torch.testing.assert_close(ours(ids, segments, real), theirs(**given).logits, atol=1e-5, rtol=0)
     body = AutoModel.from_pretrained(tmp_path).eval()
     hidden = body(**given).last_hidden_state
     torch.testing.assert_close(ours.encoder(ids, segments, real), hidden, atol=1e-5, rtol=0)

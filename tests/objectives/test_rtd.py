@@ -129,9 +129,7 @@ def gradients(objective, batch, masked, **weights) -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
     outcome = objective(batch, masked, totals_of(batch, masked))
     outcome.loss.backward()
-    return {
-        n: p.grad.clone() for n, p in objective.named_parameters() if p.grad is not None
-    }
+    return {n: p.grad.clone() for n, p in objective.named_parameters() if p.grad is not None}
 
 
 def test_detection_never_reaches_the_generators_body():

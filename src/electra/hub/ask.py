@@ -8,7 +8,7 @@ import torch
 
 from electra.errors import UserError, require
 from electra.hub.folders import load_discriminator, load_generator
-from electra.text.tokenizer import load_tokenizer, vocabulary
+from electra.text.tokenizer import load_tokenizer, load_vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def locate(model: str, network: Literal["discriminator", "generator"]) -> Path:
             raise UserError(f"The run {path} has no checkpoint yet: go on with it by --resume.")
         raise UserError(f"{path} is neither a run nor a checkpoint nor a folder with a model.")
     if path.exists() or model.count("/") != 1 or model.startswith((".", "~")):
-        raise UserError(f"There is no model at '{model}': give a run, a model folder or a Hub name.")
+        raise UserError(f"There is no model at '{model}': give a run, a folder or a Hub name.")
     hub = require("huggingface_hub", "hub")
     wanted = ["config.json", "model.safetensors", "tokenizer*.json", "vocab.txt"]
     try:
@@ -60,10 +60,10 @@ def locate(model: str, network: Literal["discriminator", "generator"]) -> Path:
 
 @torch.no_grad()
 def detect(model: str, text: str) -> list[Verdict]:
-    """The probability of being replaced for each token of a text, window by window if it is long."""
+    """The probability of being replaced for each token; a long text is read window by window."""
     folder = locate(model, "discriminator")
     tokenizer, discriminator = load_tokenizer(folder), load_discriminator(folder)
-    vocab = vocabulary(tokenizer)
+    vocab = load_vocabulary(folder)
     encoding = tokenizer.encode(text, add_special_tokens=False)
     room = discriminator.encoder.config.positions - 2
     verdicts = []
@@ -86,10 +86,10 @@ def fill(model: str, text: str, top: int = 5) -> list[list[Guess]]:
     """The generator's best words for each [MASK] of a text."""
     folder = locate(model, "generator")
     tokenizer, generator = load_tokenizer(folder), load_generator(folder)
-    vocab = vocabulary(tokenizer)
-    mask = tokenizer.id_to_token(vocab.mask)
-    ids = tokenizer.encode(text.replace("[MASK]", mask), add_special_tokens=False).ids
-    ids = torch.tensor([[vocab.cls, *ids, vocab.sep]])
+    vocab = load_vocabulary(folder)
+    text = text.replace("[MASK]", str(tokenizer.id_to_token(vocab.mask)))
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    ids = torch.tensor([[vocab.cls, *encoding.ids, vocab.sep]])
     if ids.shape[1] > generator.encoder.config.positions:
         raise UserError(
             f"The text has {ids.shape[1] - 2} tokens and the model takes "
@@ -102,6 +102,9 @@ def fill(model: str, text: str, top: int = 5) -> list[list[Guess]]:
     logits[:, list(vocab.absent)] = float("-inf")
     best = logits.softmax(-1).topk(min(top, vocab.size))
     return [
-        [Guess(token=tokenizer.id_to_token(i), probability=p) for p, i in zip(ps, ks, strict=True)]
+        [
+            Guess(token=str(tokenizer.id_to_token(i)), probability=p)
+            for p, i in zip(ps, ks, strict=True)
+        ]
         for ps, ks in zip(best.values.tolist(), best.indices.tolist(), strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Hugging Face folders: each network as `config.json` + `model.safetensors` that transformers loads.
+"""Hugging Face folders: a network as `config.json` + `model.safetensors`, for transformers.
 
 Written and read with safetensors alone; transformers is not needed for either.
 """

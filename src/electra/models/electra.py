@@ -16,6 +16,7 @@ from electra.models.encoder import (
     init_truncated_,
     resize_vocabulary_,
 )
+from electra.models.start import look_at_neighbours_
 
 Sharing = Literal["none", "embeddings", "all"]
 
@@ -115,6 +116,9 @@ def build_pair(
         body = Encoder(sizes, embeddings=discriminator.encoder.embeddings)
     else:
         body = Encoder(sizes)
+    if model.start == "neighbours":
+        for encoder in (discriminator.encoder, body):
+            look_at_neighbours_(encoder)
     return Generator(body, absent), discriminator
 
 

@@ -5,6 +5,7 @@ compilation and parallelism are put on from outside.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -39,10 +40,15 @@ class EncoderConfig:
     """Dropout on attention probabilities."""
     init_std: float = 0.02
     """Standard deviation of the truncated normal that initialises the matrices."""
+    start: Literal["paper", "neighbours"] = "paper"
+    """How attention starts: 'paper' at random, 'neighbours' with heads that look at the tokens
+    before and after, so that a short run leaves the opening plateau."""
 
     def __post_init__(self) -> None:
         if self.layers < 1 or self.hidden < 1 or self.embedding < 1:
             raise UserError("model.layers, model.hidden and model.embedding must be at least 1.")
+        if self.start == "neighbours" and self.embedding % 2:
+            raise UserError("model.start=neighbours needs an even model.embedding.")
         if self.hidden % self.head_count:
             raise UserError(
                 f"A width of {self.hidden} does not divide into {self.head_count} attention heads: "

@@ -74,7 +74,7 @@ def mask_tokens(
 
 
 def sample_tokens(logits: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:
-    """One token per position from softmax(logits / temperature), by the Gumbel-max trick in fp32."""
+    """One token per position from softmax(logits / temperature): Gumbel-max, in fp32."""
     scores = logits.detach().float() / temperature
     if excluded is not None:
         scores = scores.scatter(-1, excluded[..., None], float("-inf"))

@@ -39,7 +39,7 @@ class RtdConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.mask_rate < 1 or not 0 <= self.mask_shown <= 1:
-            raise UserError("objective.mask_rate and objective.mask_shown are shares between 0 and 1.")
+            raise UserError("objective.mask_rate and mask_shown are shares between 0 and 1.")
         if self.temperature <= 0:
             raise UserError("objective.temperature must be above 0.")
 

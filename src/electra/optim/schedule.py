@@ -1,4 +1,4 @@
-"""The learning rate as a function of progress in [0, 1], so that a run of any length ends annealed."""
+"""The learning rate as a function of progress, so that a run of any length ends annealed."""
 
 from dataclasses import dataclass
 from typing import Literal

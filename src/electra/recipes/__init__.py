@@ -15,7 +15,7 @@ RECIPES = {
     "paper.large": "ELECTRA-Large of the paper: 335 M parameters, rows of 512, 400,000 steps.",
     "toy": "A few minutes on a laptop's CPU; what the demo trains.",
 }
-"""Each is the function of that name: `paper.small` is `small` in paper.py, `toy` is `toy` in toy.py."""
+"""`paper.small` is the function `small` in paper.py, `toy` the function `toy` in toy.py."""
 
 
 def recipe(name: str) -> "PretrainConfig":

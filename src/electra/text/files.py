@@ -3,7 +3,8 @@
 import errno
 import hashlib
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from electra.errors import UserError
@@ -33,6 +34,27 @@ def write_whole(path: Path, *parts: bytes | memoryview) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+@contextmanager
+def locked(folder: Path, refusal: str) -> Iterator[None]:
+    """Keep a second process out of a folder; the lock dies with the process that holds it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such lock; there it is up to the user
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(refusal) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
 
 
 def disk_full(folder: Path) -> UserError:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from electra.errors import UserError
 from electra.text.encode import Done, Job, shard_name
-from electra.text.files import TEMPORARY, file_sha256, write_whole
+from electra.text.files import TEMPORARY, file_sha256, locked, write_whole
 from electra.text.shards import FORMAT, INDEX, TOKENIZER, read_index
 from electra.text.sources import Source
 from electra.text.tokenizer import save_tokenizer
@@ -35,7 +35,7 @@ def open_target(folder: Path, request: dict[str, Any], sources: list[Source]) ->
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"'{folder}' cannot be made: {error.strerror}.") from None
-    with locked(folder):
+    with locked(folder, f"Another  electra prepare  is writing to '{folder}': wait for it to end."):
         target = Target(folder, request, sources)
         if target.finished:
             yield target
@@ -45,29 +45,6 @@ def open_target(folder: Path, request: dict[str, Any], sources: list[Source]) ->
             yield target
         finally:
             target.tidy(made)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep a second preparation out of the folder while this one runs."""
-    try:
-        import fcntl
-    except ImportError:  # Windows has no such lock; there it is up to the user
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"Another  electra prepare  is writing to '{folder}': wait for it to end."
-            ) from None
-        except OSError:
-            pass  # a file system without locks
-        yield
-    finally:
-        os.close(handle)
 
 
 class Target:

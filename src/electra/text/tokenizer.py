@@ -173,6 +173,11 @@ def vocabulary(tokenizer: Tokenizer, names: Mapping[str, str] | None = None) -> 
     )
 
 
+def load_vocabulary(path: Path) -> Vocabulary:
+    """The vocabulary of a tokenizer's folder, with special tokens by the names used there."""
+    return vocabulary(load_tokenizer(path), special_names(path))
+
+
 def fingerprint(tokenizer: Tokenizer) -> str:
     """A hash of what the tokenizer does; truncation and padding do not count."""
     # The library reads floats of a file with a last digit more or less: six digits are the same.

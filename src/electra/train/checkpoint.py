@@ -1,13 +1,13 @@
 """Checkpoints: whole folders that appear at once, hold everything, and never contain a pickle.
 
-    RUN/checkpoints/step-00001000/
-        state.json               step, position in the data, clock, held-out figures
-        config.yaml              the run's configuration
-        model.safetensors        both networks, what is shared once
-        optimizer.safetensors    Adam's two means of each parameter
-        random.safetensors       the random generators
-        discriminator/           ready for transformers, with the tokenizer
-        generator/
+RUN/checkpoints/step-00001000/
+    state.json               step, position in the data, clock, held-out figures
+    config.yaml              the run's configuration
+    model.safetensors        both networks, what is shared once
+    optimizer.safetensors    Adam's two means of each parameter
+    random.safetensors       the random generators
+    discriminator/           ready for transformers, with the tokenizer
+    generator/
 """
 
 import contextlib
@@ -145,9 +145,7 @@ def _save_tensors(path: Path, tensors: dict[str, Tensor] | dict[str, nn.Paramete
     save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path)
 
 
-def _copy_all(
-    stored: dict[str, Tensor], wanted: dict[str, Any], checkpoint: Path
-) -> None:
+def _copy_all(stored: dict[str, Tensor], wanted: dict[str, Any], checkpoint: Path) -> None:
     if stored.keys() != wanted.keys():
         odd = sorted(stored.keys() ^ wanted.keys())
         raise UserError(f"{checkpoint} is not of this model: {odd[0]} is on one side only.")

@@ -84,6 +84,11 @@ def stream(
 def held_out_rows(shards: Shards, count: int) -> Tensor:
     """The same held-out rows each time, spread evenly over the whole split."""
     total = shards.rows("held_out")
+    if not total:
+        raise UserError(
+            f"{shards.folder} has no held-out rows, so nothing could be measured: prepare it again "
+            "with --held-out above 0."
+        )
     places = np.unique(np.linspace(0, total - 1, min(count, total)).astype(np.int64))
     return torch.from_numpy(shards.gather("held_out", places).astype(np.int32))
 

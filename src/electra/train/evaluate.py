@@ -4,7 +4,7 @@ from pathlib import Path
 
 from electra.errors import UserError
 from electra.text.shards import Shards
-from electra.text.tokenizer import fingerprint, load_tokenizer, vocabulary
+from electra.text.tokenizer import fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
 from electra.train.data import check_positions, held_out_rows
 from electra.train.device import choose_device, choose_precision
@@ -31,7 +31,7 @@ def evaluate(run: Path, data: Path, rows: int) -> tuple[Path, dict[str, float]]:
             f"--tokenizer {tokenizer}"
         )
     device = choose_device(config.train.device)
-    objective = build_objective(config, vocabulary(load_tokenizer(tokenizer))).to(device)
+    objective = build_objective(config, load_vocabulary(tokenizer)).to(device)
     checkpoint.restore(last, objective)
     dtype = choose_precision(config.train.precision, device)
     micro_batch = config.data.batch // config.train.accumulate

@@ -7,37 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from electra.errors import UserError
+from electra.text.files import locked
 
 
 @contextlib.contextmanager
-def locked(run: Path) -> Iterator[None]:
+def run_folder(run: Path) -> Iterator[None]:
     """Hold the run folder; the lock dies with its process, however that ends."""
     run.mkdir(parents=True, exist_ok=True)
-    with (run / "run.lock").open("a+", encoding="utf-8") as file:
-        try:
-            _lock(file.fileno())
-        except OSError:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            raise UserError(
-                f"{run} is in use by {holder}: wait for it, stop it, or choose another --out."
-            ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()}")
-        file.flush()
+    note = run / "process"
+    holder = note.read_text(encoding="utf-8") if note.is_file() else "another process"
+    refusal = f"{run} is in use by {holder}: wait for it, stop it, or choose another --out."
+    with locked(run, refusal):
+        note.write_text(f"process {os.getpid()}", encoding="utf-8")
         yield
-
-
-def _lock(handle: int) -> None:
-    if os.name == "nt":
-        import msvcrt
-
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
-    else:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 class StopRequest:

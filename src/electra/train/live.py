@@ -21,7 +21,13 @@ FIGURES = (
     ("recall", "discriminator recall"),
     ("auc", "discriminator AUC"),
 )
-SHARES = {"replaced_rate", "generator_accuracy", "generator_sampled_accuracy", "precision", "recall"}
+SHARES = {
+    "replaced_rate",
+    "generator_accuracy",
+    "generator_sampled_accuracy",
+    "precision",
+    "recall",
+}
 
 
 class LiveView:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from electra.errors import UserError
 from electra.objectives.batch import Batch, unpack
@@ -95,9 +95,11 @@ class Run:
 
 
 def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
-    """Train until the budget is spent or somebody asks to stop; a checkpoint is left in each case."""
+    """Train until the budget is spent or a signal comes; a checkpoint is left in each case."""
     state, loop = run.state, run.loop
-    forward = torch.compile(run.objective) if loop.compile else run.objective
+    forward: nn.Module = run.objective
+    if loop.compile:
+        forward = torch.compile(forward)  # type: ignore[assignment]
     meter = Meter(run)
     started = time.perf_counter() - state.seconds
     run.objective.train()
@@ -123,7 +125,7 @@ def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
         checkpoint.save(run.folder, state, run.objective, run.optimizer, pad_id=run.pad_id)
 
 
-def step(forward: ReplacedTokenDetection, run: Run, rows: Tensor, rate: float) -> Tensor:
+def step(forward: nn.Module, run: Run, rows: Tensor, rate: float) -> Tensor:
     """One update of both networks from one batch; returns its sums and the gradient's norm."""
     batch = unpack(rows)
     masked = run.objective.mask(batch)
@@ -136,7 +138,7 @@ def step(forward: ReplacedTokenDetection, run: Run, rows: Tensor, rate: float) -
     return torch.cat([sums, norm.float().reshape(1)])
 
 
-def backward(forward: ReplacedTokenDetection, run: Run, batch: Batch, masked: Masked) -> Tensor:
+def backward(forward: nn.Module, run: Run, batch: Batch, masked: Masked) -> Tensor:
     """Gradients of a batch, micro-batch by micro-batch, with the whole batch's token counts."""
     totals = totals_of(batch, masked)
     sums = torch.zeros(len(SUMS), device=run.device)
@@ -197,17 +199,13 @@ def keep(run: Run, meter: "Meter") -> None:
     if not state.best or state.held_out["loss"] < state.best["loss"]:
         state.best = {"step": state.step, "loss": state.held_out["loss"]}
     checkpoint.save(run.folder, state, run.objective, run.optimizer, pad_id=run.pad_id)
-    checkpoint.prune(
-        run.folder, state, keep_last=run.loop.keep_last, keep_best=run.loop.keep_best
-    )
+    checkpoint.prune(run.folder, state, keep_last=run.loop.keep_last, keep_best=run.loop.keep_best)
 
 
 def show(run: Run, **figures: dict[str, float]) -> None:
     """Renew the live view."""
     s = run.state
-    run.view.update(
-        progress=run.progress, seconds=s.seconds, status=f"step {s.step:,}", **figures
-    )
+    run.view.update(progress=run.progress, seconds=s.seconds, status=f"step {s.step:,}", **figures)
 
 
 class Meter:
@@ -250,8 +248,6 @@ class Meter:
             "tokens_per_second": tokens / seconds,
             "peak_share": rows * run.flops_per_row / seconds / run.peak,
         }
-        run.record.write(
-            "train", state.step, tokens=state.tokens, seconds=state.seconds, **figures
-        )
+        run.record.write("train", state.step, tokens=state.tokens, seconds=state.seconds, **figures)
         show(run, train=figures)
         self.restart()

@@ -6,13 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.console import Console
 
 from electra.config import from_yaml, to_dict, to_yaml
 from electra.errors import UserError
-from electra.models.electra import GeneratorConfig, build_pair
+from electra.models.electra import GeneratorConfig, build_pair, generator_sizes
 from electra.models.encoder import EncoderConfig
 from electra.models.flops import step_flops
 from electra.objectives.corrupt import slots_for
@@ -20,13 +19,13 @@ from electra.objectives.rtd import ReplacedTokenDetection, RtdConfig
 from electra.optim.adam import PaperAdam, parameter_groups
 from electra.optim.schedule import OptimConfig
 from electra.text.shards import Shards
-from electra.text.tokenizer import Vocabulary, fingerprint, load_tokenizer, vocabulary
+from electra.text.tokenizer import Vocabulary, fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
 from electra.train.budget import parse_budget
 from electra.train.checkpoint import TrainState
 from electra.train.data import DataConfig, held_out_rows, open_data, rows_at, stream
 from electra.train.device import choose_device, choose_precision, measure_peak
-from electra.train.folder import StopRequest, locked
+from electra.train.folder import StopRequest, run_folder
 from electra.train.live import LiveView
 from electra.train.loop import LoopConfig, Run, dry_run, train
 from electra.train.record import Record, open_tracker
@@ -71,18 +70,18 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
         raise UserError(
             f"{out} already holds a run: add --resume to go on with it, or choose another --out."
         )
-    if out.exists() and any(path.name != "run.lock" for path in out.iterdir()):
+    if out.exists() and any(path.name != "process" for path in out.iterdir()):
         raise UserError(f"{out} is not empty and holds no run: choose another --out.")
     shards = open_data(config.data, config.model.positions)
-    vocab = vocabulary(load_tokenizer(shards.tokenizer))
+    vocab = load_vocabulary(shards.tokenizer)
     if config.model.vocab_size not in (0, vocab.size):
         raise UserError(
             f"model.vocab_size={config.model.vocab_size}, but the tokenizer of {shards.folder} has "
             f"{vocab.size} ids: leave model.vocab_size at 0."
         )
     config = replace(config, model=replace(config.model, vocab_size=vocab.size))
-    build_objective(replace(config, train=config.train), vocab)  # refuses impossible sizes
-    with locked(out):
+    generator_sizes(config.model, config.generator)  # refuses what cannot be built
+    with run_folder(out):
         shutil.copytree(shards.tokenizer, out / "tokenizer")
         (out / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
         return run_loop(config, out, shards, vocab, console)
@@ -93,14 +92,14 @@ def resume(out: Path, console: Console, data: Path | None = None) -> int:
     config = read_run_config(out)
     if data is not None:  # the shards may have moved; their digest is compared below
         config = replace(config, data=replace(config.data, folder=str(data)))
-    with locked(out):
+    with run_folder(out):
         shards = open_data(config.data, config.model.positions)
         if shards.fingerprint != fingerprint(load_tokenizer(out / "tokenizer")):
             raise UserError(
                 f"{shards.folder} was prepared with another tokenizer than the run {out}: give the "
                 "data that the run was started with."
             )
-        vocab = vocabulary(load_tokenizer(out / "tokenizer"))
+        vocab = load_vocabulary(out / "tokenizer")
         return run_loop(config, out, shards, vocab, console)
 
 
@@ -186,9 +185,7 @@ def opened(
                 state=state,
                 dtype=dtype,
                 micro_batch=config.data.batch // config.train.accumulate,
-                flops_per_row=step_flops(
-                    config.model, config.generator, config.data.length, slots
-                ),
+                flops_per_row=step_flops(config.model, config.generator, config.data.length, slots),
                 peak=measure_peak(device, dtype),
                 pad_id=vocab.pad,
                 held_out=held_out_rows(shards, config.train.validate_rows),
@@ -209,7 +206,7 @@ def _headline(run: Run, shards: Shards) -> str:
     sizes = _parameters(run)
     where = "Resuming at step" if run.state.step else "Starting at step"
     return (
-        f"{where} {run.state.step:,} on {run.device.type} in {str(run.dtype).removeprefix('torch.')}"
+        f"{where} {run.state.step:,} on {run.device.type} in {str(run.dtype)[6:]}"
         f": discriminator {sizes['discriminator'] / 1e6:.1f} M parameters, generator "
         f"{sizes['generator'] / 1e6:.1f} M, {shards.tokens / 1e6:.1f} M tokens of text, "
         f"{run.loop.budget}."

@@ -1,7 +1,6 @@
 """What a run leaves to be read: `metrics.jsonl` always, a tracker if one is wanted."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -40,7 +39,7 @@ class Record:
         kept = [line for line in read_metrics(self.path.parent) if line["step"] <= step]
         partial = self.path.with_name(".metrics.jsonl.partial")
         partial.write_text("".join(json.dumps(k) + "\n" for k in kept), encoding="utf-8")
-        os.replace(partial, self.path)
+        partial.replace(self.path)
 
     def close(self) -> None:
         if self.tracker:

@@ -14,7 +14,7 @@ from electra.train.device import autocast, random_state, set_random_state
 def validate(
     objective: ReplacedTokenDetection, rows: Tensor, micro_batch: int, dtype: torch.dtype
 ) -> dict[str, float]:
-    """Corrupt held-out rows as in training and measure; the run's random state is left as it was."""
+    """Corrupt held-out rows as in training and measure; the run's random state is put back."""
     device = objective.maskable.device
     before, was_training = random_state(device), objective.training
     torch.manual_seed(0)

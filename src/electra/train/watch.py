@@ -1,5 +1,6 @@
 """The run watches itself: a failure that a falling loss would hide is named in plain words."""
 
+import math
 from dataclasses import dataclass, field
 
 from electra.errors import UserError
@@ -44,7 +45,7 @@ class Watch:
 
 def check_finite(values: dict[str, float], step: int, last_good: str) -> None:
     """Stop a run whose numbers have broken, before anything of it is saved."""
-    broken = [name for name, value in values.items() if value != value or abs(value) == float("inf")]
+    broken = [name for name, value in values.items() if not math.isfinite(value)]
     if broken:
         raise UserError(
             f"The run stopped at step {step}: {', '.join(broken)} is not a finite number. "

@@ -1,33 +1,16 @@
-"""The command line: one verb per intention; what a verb needs is imported when it runs."""
+"""The verbs that turn text into shards: tokenizer train, tokenizer inspect, prepare."""
 
-import errno
-import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from electra import __version__
-from electra.errors import UserError
+from electra.cli.console import consoles, warn
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Console
-
-app = typer.Typer(
-    name="electra",
-    help="Raw text in, a pre-trained ELECTRA text encoder out.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 tokenizer_app = typer.Typer(
     help="Make a tokenizer for your text, or look at how well one fits it.", no_args_is_help=True
 )
-app.add_typer(tokenizer_app, name="tokenizer")
 
 
 class Kind(StrEnum):
@@ -61,25 +44,6 @@ TextField = Annotated[
         "--text-field", help="The field or column with the text in JSON lines and tables."
     ),
 ]
-
-
-def print_version(wanted: bool) -> None:
-    """Print the version and leave."""
-    if wanted:
-        typer.echo(f"electra {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=print_version, is_eager=True, help="Print the version and leave."
-        ),
-    ] = False,
-) -> None:
-    """Raw text in, a pre-trained ELECTRA text encoder out."""
 
 
 @tokenizer_app.command("train")
@@ -174,7 +138,6 @@ def tokenizer_inspect(
     warn(report.warnings)
 
 
-@app.command()
 def prepare(
     inputs: Inputs,
     tokenizer: Annotated[
@@ -235,52 +198,3 @@ def prepare(
     console.print(prepare_table(summary))
     done = "already prepared, nothing was changed" if summary.already else "prepared"
     typer.echo(f"{out}: {done}")
-
-
-def consoles() -> "tuple[Console, Console]":
-    """Where results go (standard output) and where progress goes (standard error)."""
-    from rich.console import Console
-
-    return Console(), Console(stderr=True)
-
-
-def warn(warnings: "Sequence[str]") -> None:
-    """Print warnings on standard error."""
-    for warning in warnings:
-        typer.echo(f"warning: {warning}", err=True)
-
-
-def fail(message: str, code: int) -> int:
-    """Print the one sentence that the user needs."""
-    print(f"error: {message}", file=sys.stderr)
-    return code
-
-
-def main() -> None:
-    """Run the command line; what the user can put right is told without a traceback."""
-    sys.exit(run_app())
-
-
-def run_app() -> int:
-    """Run the command of sys.argv and return the exit code."""
-    try:
-        app(standalone_mode=True)
-    except UserError as error:
-        return fail(str(error), 2)
-    except KeyboardInterrupt:
-        return fail("stopped.", 130)
-    except BrokenPipeError:
-        return 1
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return fail("the disk is full: free some space and run the same command again.", 2)
-        raise
-    except SystemExit as leaving:
-        if leaving.code == 130:  # typer's silent answer to Ctrl-C
-            return fail("stopped.", 130)
-        return leaving.code if isinstance(leaving.code, int) else 1
-    return 0
-
-
-if __name__ == "__main__":
-    main()

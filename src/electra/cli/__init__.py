@@ -1,0 +1,80 @@
+"""The command line: one verb per intention; what a verb needs is imported when it runs."""
+
+import errno
+import sys
+from typing import Annotated
+
+import typer
+
+from electra import __version__
+from electra.cli import text, train, use
+from electra.errors import UserError
+
+app = typer.Typer(
+    name="electra",
+    help="Raw text in, a pre-trained ELECTRA text encoder out.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(use.demo)
+app.add_typer(text.tokenizer_app, name="tokenizer")
+app.command()(text.prepare)
+app.command()(train.recipes)
+app.command()(train.pretrain)
+app.command()(train.evaluate)
+app.command()(train.report)
+app.command()(use.detect)
+app.command()(use.fill)
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and leave."""
+    if wanted:
+        typer.echo(f"electra {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=print_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """Raw text in, a pre-trained ELECTRA text encoder out."""
+
+
+def fail(message: str, code: int) -> int:
+    """Print the one sentence that the user needs."""
+    print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+def main() -> None:
+    """Run the command line; what the user can put right is told without a traceback."""
+    sys.exit(run_app())
+
+
+def run_app() -> int:
+    """Run the command of sys.argv and return the exit code."""
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        return fail(str(error), 2)
+    except KeyboardInterrupt:
+        return fail("stopped.", 130)
+    except BrokenPipeError:
+        return 1
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return fail("the disk is full: free some space and run the same command again.", 2)
+        raise
+    except SystemExit as leaving:
+        if leaving.code == 130:  # typer's silent answer to Ctrl-C
+            return fail("stopped.", 130)
+        return leaving.code if isinstance(leaving.code, int) else 1
+    return 0

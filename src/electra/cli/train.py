@@ -1,0 +1,148 @@
+"""The verbs around a run: recipes, pretrain, evaluate, report."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from electra.cli.console import consoles
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Settings of the recipe to change, as  optim.lr=1e-3  or  model.layers=8.",
+        show_default=False,
+    ),
+]
+
+
+def recipes(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A recipe, or a YAML file with one.")
+    ] = None,
+    settings: Settings = None,
+) -> None:
+    """List the recipes, or print one with all its settings and what each of them means.
+
+    Example:  electra recipes paper.small > mine.yaml
+    """
+    from electra.recipes import RECIPES, recipe
+
+    if name is None:
+        for known, summary in RECIPES.items():
+            typer.echo(f"{known:14}{summary}")
+        return
+    from electra.config import override, to_yaml
+
+    typer.echo(to_yaml(override(recipe(name), settings or [])), nl=False)
+
+
+def pretrain(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE]",
+            help="One of  electra recipes , or a YAML file; not needed with --resume.",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Settings = None,
+    *,
+    out: Annotated[Path, typer.Option(help="The folder of the run.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="The folder that  electra prepare  wrote.", show_default=False),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="How long: 25min, 2h, 1e9tokens, 10000steps. The schedule fits itself to it.",
+            show_default="the recipe's",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with the run in --out; where there is none, start it."
+        ),
+    ] = False,
+) -> None:
+    """Pre-train a generator and a discriminator by replaced token detection.
+
+    The run folder gets checkpoints with everything that is needed to go on, and in each of them
+    the folders `discriminator` and `generator`, which transformers loads. Ctrl-C or SIGTERM saves
+    and stops; --resume goes on to the same weights.
+
+    Example:  electra pretrain paper.small --data shards --out runs/first --budget 2h optim.lr=1e-3
+    """
+    from electra.config import override
+    from electra.errors import UserError
+    from electra.recipes import recipe
+    from electra.train.pretrain import resume as go_on
+    from electra.train.pretrain import start
+
+    console, _ = consoles()
+    if name is not None and "=" in name:
+        raise UserError(f"'{name}' stands where the recipe belongs: name a recipe first.")
+    if resume and (out / "config.yaml").is_file():
+        if settings or budget:
+            raise UserError(
+                "A resumed run keeps its settings: leave out --budget and key=value, or start a "
+                "new run in another --out."
+            )
+        raise typer.Exit(go_on(out, console, data))
+    if name is None:
+        raise UserError("Name a recipe: 'electra recipes' lists them.")
+    if data is None:
+        raise UserError("Name the prepared text with --data; 'electra prepare' makes it.")
+    changes = [*(settings or []), f"data.folder={data}"]
+    if budget:
+        changes.append(f"train.budget={budget}")
+    raise typer.Exit(start(override(recipe(name), changes), out, console))
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run, or one of its checkpoints.")],
+    data: Annotated[Path, typer.Option(help="A folder that  electra prepare  wrote.")],
+    rows: Annotated[int, typer.Option(help="Held-out rows to measure on, at most.")] = 4096,
+    as_json: Json = False,
+) -> None:
+    """Measure both networks on held-out text.
+
+    Example:  electra evaluate runs/first --data shards
+    """
+    import json
+
+    from rich.table import Table
+
+    from electra.train.evaluate import evaluate as measure
+    from electra.train.live import FIGURES, shown
+
+    checkpoint, metrics = measure(run, data, rows)
+    if as_json:
+        typer.echo(json.dumps({"checkpoint": str(checkpoint), **metrics}))
+        return
+    table = Table(title=f"{checkpoint}, held-out text", title_justify="left", box=None)
+    table.add_column("")
+    table.add_column("", justify="right")
+    for key, label in FIGURES:
+        table.add_row(label, shown(key, metrics[key]))
+    consoles()[0].print(table)
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="A run.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write; the run's folder if not given.")
+    ] = None,
+) -> None:
+    """Draw the curves of a run: report.png, and report.html, which needs nothing beside it.
+
+    Example:  electra report runs/first
+    """
+    from electra.train.report import write_report
+
+    for path in write_report(run, out):
+        typer.echo(str(path))

