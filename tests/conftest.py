@@ -15,7 +15,7 @@ from electra.text.prepare import prepare
 from electra.text.tokenizer import train_tokenizer
 from electra.train.data import DataConfig
 from electra.train.loop import LoopConfig
-from electra.train.pretrain import PretrainConfig
+from electra.train.pretrain import PretrainConfig, start
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -99,8 +99,7 @@ def data_folder(
     return out
 
 
-@pytest.fixture
-def tiny(data_folder: Path) -> PretrainConfig:
+def tiny_config(data_folder: Path) -> PretrainConfig:
     """A recipe that takes milliseconds a step."""
     return PretrainConfig(
         name="tiny",
@@ -117,6 +116,23 @@ def tiny(data_folder: Path) -> PretrainConfig:
             checkpoint_every=10,
         ),
     )
+
+
+@pytest.fixture
+def tiny(data_folder: Path) -> PretrainConfig:
+    """That recipe, with its data."""
+    return tiny_config(data_folder)
+
+
+@pytest.fixture(scope="session")
+def finished(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run, to be read only; copy it before you break it."""
+    import io
+
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("runs") / "finished"
+    assert start(tiny_config(data_folder), out, Console(file=io.StringIO(), width=200)) == 0
+    return out
 
 
 @pytest.fixture

@@ -113,6 +113,27 @@ def test_ids_that_do_not_exist_are_never_sampled():
     assert len(seen) > 20
 
 
+def test_the_generator_is_sampled_not_asked_for_its_best_guess():
+    """At one position, over 3,000 passes, tokens come as often as the softmax says."""
+    objective = build().eval()
+    batch = Batch(*(t[:1].expand(300, -1) for t in text()))
+    masked = Masked(*(t[:1].expand(300, -1) for t in objective.mask(batch)))
+    place = masked.positions[0, 0]
+    with torch.no_grad():
+        objective.generator.bias[:VOCAB] = torch.linspace(-2, 2, VOCAB)
+        logits = objective.generator(masked.inputs, batch.segments, batch.real, masked.positions)
+        drawn = torch.cat(
+            [
+                objective(batch, masked, totals_of(batch, masked)).corrupted[:, place]
+                for _ in range(10)
+            ]
+        )
+    chances = logits[0, 0].softmax(-1)
+    found = torch.bincount(drawn, minlength=len(chances)) / len(drawn)
+    sigma = (chances * (1 - chances) / len(drawn)).sqrt()
+    assert ((found - chances).abs() <= 5 * sigma + 1e-9).all()
+
+
 def test_one_pass_with_dropout_serves_loss_and_samples():
     """The generator runs once a step, in training mode."""
     objective = build().train()

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from electra import __version__, cli
 from electra.errors import UserError
 
-RUN = [sys.executable, "-m", "electra.cli"]
+RUN = [sys.executable, "-m", "electra"]
 
 
 def electra(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:

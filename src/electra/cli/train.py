@@ -106,7 +106,7 @@ def pretrain(
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run, or one of its checkpoints.")],
     data: Annotated[Path, typer.Option(help="A folder that  electra prepare  wrote.")],
-    rows: Annotated[int, typer.Option(help="Held-out rows to measure on, at most.")] = 4096,
+    rows: Annotated[int, typer.Option(help="Held-out rows to measure on, at most.", min=1)] = 4096,
     as_json: Json = False,
 ) -> None:
     """Measure both networks on held-out text.
@@ -116,6 +116,7 @@ def evaluate(
     import json
 
     from rich.table import Table
+    from rich.text import Text
 
     from electra.train.evaluate import evaluate as measure
     from electra.train.live import FIGURES, shown
@@ -124,7 +125,8 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps({"checkpoint": str(checkpoint), **metrics}))
         return
-    table = Table(title=f"{checkpoint}, held-out text", title_justify="left", box=None)
+    title = Text(f"{checkpoint}, held-out text")
+    table = Table(title=title, title_justify="left", box=None)
     table.add_column("")
     table.add_column("", justify="right")
     for key, label in FIGURES:

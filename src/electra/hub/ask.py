@@ -99,8 +99,9 @@ def fill(model: str, text: str, top: int = 5) -> list[list[Guess]]:
     if not places.numel():
         raise UserError("There is no [MASK] in the text: put one where a word is to be guessed.")
     logits = generator(ids, torch.zeros_like(ids), None, places)[0]
+    logits = logits[:, : vocab.size]  # a table may be longer than its vocabulary
     logits[:, list(vocab.absent)] = float("-inf")
-    best = logits.softmax(-1).topk(min(top, vocab.size))
+    best = logits.softmax(-1).topk(min(top, vocab.size - len(vocab.absent)))
     return [
         [
             Guess(token=str(tokenizer.id_to_token(i)), probability=p)

@@ -100,23 +100,27 @@ def read_config(folder: Path) -> EncoderConfig:
         c = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         raise UserError(f"{path} is not valid JSON; export or download the model again.") from None
-    if c.get("model_type") != "electra":
-        raise UserError(f"{folder} is a '{c.get('model_type')}' model, not an ELECTRA.")
+    kind = c.get("model_type") if isinstance(c, dict) else None
+    if kind != "electra":
+        raise UserError(f"{folder} is a '{kind}' model, not an ELECTRA.")
     if c.get("hidden_act", "gelu") != "gelu" or c.get("layer_norm_eps", 1e-12) != 1e-12:
         raise UserError(f"{folder} is an ELECTRA with another activation or LayerNorm epsilon.")
-    return EncoderConfig(
-        layers=c["num_hidden_layers"],
-        hidden=c["hidden_size"],
-        heads=c["num_attention_heads"],
-        feed_forward=c["intermediate_size"],
-        embedding=c["embedding_size"],
-        positions=c["max_position_embeddings"],
-        vocab_size=c["vocab_size"],
-        vocab_multiple=1,
-        dropout=c["hidden_dropout_prob"],
-        attention_dropout=c["attention_probs_dropout_prob"],
-        init_std=c["initializer_range"],
-    )
+    try:
+        return EncoderConfig(
+            layers=c["num_hidden_layers"],
+            hidden=c["hidden_size"],
+            heads=c["num_attention_heads"],
+            feed_forward=c["intermediate_size"],
+            embedding=c["embedding_size"],
+            positions=c["max_position_embeddings"],
+            vocab_size=c["vocab_size"],
+            vocab_multiple=1,
+            dropout=c["hidden_dropout_prob"],
+            attention_dropout=c["attention_probs_dropout_prob"],
+            init_std=c["initializer_range"],
+        )
+    except KeyError as missing:
+        raise UserError(f"{path} has no {missing}; export or download the model again.") from None
 
 
 def _fill(network: N, folder: Path) -> N:

@@ -16,10 +16,10 @@ from electra.models.encoder import Encoder, Layer
 
 OFFSETS = (-1, 1, -2, 2, -3, 3, -4, 4)
 """Which neighbour each head looks at, in this order."""
-AMPLITUDE = 0.2
-"""Of the waves; some two times as strong as the token table at an init_std of 0.1."""
-SHARPNESS = 0.25
-"""Standard deviation of queries and keys; the neighbour gets most of the attention."""
+AMPLITUDE = 2.0
+"""Of the waves, in units of the token table's standard deviation: both must be heard."""
+SHARPNESS = 16.0
+"""By how much a neighbour's attention logit stands above the others': it gets most of it."""
 
 
 @torch.no_grad()
@@ -28,9 +28,8 @@ def look_at_neighbours_(encoder: Encoder) -> None:
     table = encoder.embeddings.position.weight  # (positions, embedding)
     frequencies = wave_frequencies(table.shape[1])
     angles = torch.arange(table.shape[0])[:, None] * frequencies
-    table.zero_()
-    table[:, 0 : 2 * len(frequencies) : 2] = AMPLITUDE * angles.cos()
-    table[:, 1 : 2 * len(frequencies) : 2] = AMPLITUDE * angles.sin()
+    amplitude = AMPLITUDE * encoder.config.init_std
+    table[:, 0::2], table[:, 1::2] = amplitude * angles.cos(), amplitude * angles.sin()
     back = torch.eye(table.shape[1])
     if isinstance(encoder.project, nn.Linear):  # undo the projection, as far as it can be undone
         back = torch.linalg.pinv(encoder.project.weight)
@@ -38,8 +37,10 @@ def look_at_neighbours_(encoder: Encoder) -> None:
         assert isinstance(layer, Layer)
         width = encoder.config.hidden
         queries, keys, _ = layer.qkv.weight.view(3, layer.heads, -1, width)
+        # Two thirds of a normalised embedding are waves, so this gives the wanted logit.
+        scale = math.sqrt(1.5 * SHARPNESS / (table.shape[1] * math.sqrt(queries.shape[1])))
         for head in range(layer.heads):
-            look = SHARPNESS * torch.randn(queries.shape[1], table.shape[1])
+            look = scale * torch.randn(queries.shape[1], table.shape[1])
             queries[head] = look @ rotation(frequencies, OFFSETS[head % len(OFFSETS)]) @ back
             keys[head] = look @ back
 

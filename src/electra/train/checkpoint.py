@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from electra.errors import UserError
 from electra.hub.folders import export
 from electra.objectives.rtd import ReplacedTokenDetection
 from electra.optim.adam import PaperAdam
+from electra.text.files import FULL
 from electra.train.device import random_state, set_random_state
 
 
@@ -88,8 +90,13 @@ def save(
         _sync_tree(partial)
         partial.rename(final)
         _sync(final.parent)
-    except BaseException:  # a full disk, an interruption: what was there before stays as it was
+    except BaseException as error:  # an interruption too: what was there before stays as it was
         shutil.rmtree(partial, ignore_errors=True)
+        if _disk_is_full(error):
+            raise UserError(
+                f"The disk is full: the checkpoint of step {state.step} could not be written. Free "
+                f"some space and go on with: electra pretrain --resume --out {run}"
+            ) from None
         raise
     return final
 
@@ -151,7 +158,16 @@ def _copy_all(stored: dict[str, Tensor], wanted: dict[str, Any], checkpoint: Pat
         raise UserError(f"{checkpoint} is not of this model: {odd[0]} is on one side only.")
     with torch.no_grad():
         for name, tensor in wanted.items():
+            if tensor.shape != stored[name].shape:
+                raise UserError(f"{checkpoint} is not of this model: {name} has another shape.")
             tensor.copy_(stored[name])
+
+
+def _disk_is_full(error: BaseException) -> bool:
+    if isinstance(error, SafetensorError):  # it wraps the system's error, and keeps the number
+        number = re.search(r"os error (\d+)", str(error))
+        return number is not None and int(number[1]) in FULL
+    return isinstance(error, OSError) and error.errno in FULL
 
 
 @contextlib.contextmanager

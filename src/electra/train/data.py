@@ -24,6 +24,10 @@ class DataConfig:
     batch: int = 128
     """Rows in a step, all micro-batches together."""
 
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise UserError("data.batch must be at least 1.")
+
 
 def open_data(config: DataConfig, positions: int) -> Shards:
     """The shards of a run, verified by their hashes and checked against the configuration."""

@@ -3,26 +3,41 @@
 from pathlib import Path
 
 from electra.errors import UserError
+from electra.objectives.rtd import ReplacedTokenDetection
 from electra.text.shards import Shards
 from electra.text.tokenizer import fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
 from electra.train.data import check_positions, held_out_rows
 from electra.train.device import choose_device, choose_precision
-from electra.train.pretrain import build_objective, read_run_config
+from electra.train.pretrain import PretrainConfig, build_objective, read_run_config
 from electra.train.validate import validate
 
 
-def evaluate(run: Path, data: Path, rows: int) -> tuple[Path, dict[str, float]]:
-    """The checkpoint that was measured (the last one of a run) and its figures."""
-    saved = checkpoint.checkpoints(run)
-    if (run / "state.json").is_file():
-        last, tokenizer = run, run / "discriminator"
-    elif saved:
-        last, tokenizer = saved[-1], run / "tokenizer"
-    else:
-        raise UserError(f"{run} is neither a run with a checkpoint nor a checkpoint.")
+def restore_run(run: Path) -> tuple[PretrainConfig, ReplacedTokenDetection]:
+    """Both networks of a run's last checkpoint, or of a checkpoint, ready to be asked."""
+    last = last_checkpoint(run)
     config = read_run_config(last)
-    # Held-out text of any row length can be measured, as long as the positions last.
+    objective = build_objective(config, load_vocabulary(last / "discriminator"))
+    checkpoint.restore(last, objective)
+    return config, objective.eval()
+
+
+def last_checkpoint(run: Path) -> Path:
+    """The newest checkpoint of a run; a checkpoint is its own."""
+    if (run / "state.json").is_file():
+        return run
+    saved = checkpoint.checkpoints(run)
+    if not saved:
+        raise UserError(f"{run} is neither a run with a checkpoint nor a checkpoint.")
+    return saved[-1]
+
+
+def evaluate(run: Path, data: Path, rows: int) -> tuple[Path, dict[str, float]]:
+    """The checkpoint that was measured (the last one of a run) and its held-out figures."""
+    last = last_checkpoint(run)
+    tokenizer = last / "discriminator"
+    config, objective = restore_run(last)
+    # Text of any row length can be measured, as long as the positions last.
     shards = Shards.open(data)
     check_positions(shards.length, config.model.positions)
     if shards.fingerprint != fingerprint(load_tokenizer(tokenizer)):
@@ -31,8 +46,6 @@ def evaluate(run: Path, data: Path, rows: int) -> tuple[Path, dict[str, float]]:
             f"--tokenizer {tokenizer}"
         )
     device = choose_device(config.train.device)
-    objective = build_objective(config, load_vocabulary(tokenizer)).to(device)
-    checkpoint.restore(last, objective)
     dtype = choose_precision(config.train.precision, device)
     micro_batch = config.data.batch // config.train.accumulate
-    return last, validate(objective, held_out_rows(shards, rows), micro_batch, dtype)
+    return last, validate(objective.to(device), held_out_rows(shards, rows), micro_batch, dtype)

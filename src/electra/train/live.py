@@ -101,7 +101,7 @@ class LiveView:
             ProgressBar(total=1.0, completed=self.progress, width=36),
             Text(f"{self.progress:.1%}  {self.status}  left {clock(self.time_left())}"),
         )
-        return Panel(Group(table, speed, bar), title=self.title, title_align="left", width=92)
+        return Panel(Group(table, speed, bar), title=Text(self.title), title_align="left", width=92)
 
 
 def shown(key: str, value: float | None) -> str:

@@ -196,6 +196,8 @@ def keep(run: Run, meter: "Meter") -> None:
     meter.check()
     if not state.held_out:
         look_at_held_out(run)
+    # The losses of a step are older than its update; this is the first look at the new weights.
+    check_finite({"held-out loss": state.held_out["loss"]}, state.step, meter.last_good())
     if not state.best or state.held_out["loss"] < state.best["loss"]:
         state.best = {"step": state.step, "loss": state.held_out["loss"]}
     checkpoint.save(run.folder, state, run.objective, run.optimizer, pad_id=run.pad_id)
@@ -229,10 +231,13 @@ class Meter:
     def check(self) -> dict[str, float]:
         """The sums so far, after making sure that they are numbers."""
         values = dict(zip((*SUMS, "gradient_norm"), self.total.tolist(), strict=True))
-        last = checkpoint.checkpoints(self.run.folder)
-        where = f"The last good checkpoint is {last[-1]}." if last else "No checkpoint was written."
-        check_finite(values, self.run.state.step, where)
+        check_finite(values, self.run.state.step, self.last_good())
         return values
+
+    def last_good(self) -> str:
+        """Where to go back to, in words."""
+        last = checkpoint.checkpoints(self.run.folder)
+        return f"The last good checkpoint is {last[-1]}." if last else "No checkpoint was written."
 
     def report(self, rate: float) -> None:
         """Write and show the figures since the last report."""

@@ -18,6 +18,7 @@ from electra.objectives.corrupt import slots_for
 from electra.objectives.rtd import ReplacedTokenDetection, RtdConfig
 from electra.optim.adam import PaperAdam, parameter_groups
 from electra.optim.schedule import OptimConfig
+from electra.text.files import write_whole
 from electra.text.shards import Shards
 from electra.text.tokenizer import Vocabulary, fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
@@ -28,7 +29,7 @@ from electra.train.device import choose_device, choose_precision, measure_peak
 from electra.train.folder import StopRequest, run_folder
 from electra.train.live import LiveView
 from electra.train.loop import LoopConfig, Run, dry_run, train
-from electra.train.record import Record, open_tracker
+from electra.train.record import Record, open_tracker, read_metrics
 from electra.train.validate import unigram_entropy
 from electra.train.watch import Watch
 
@@ -70,6 +71,8 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
         raise UserError(
             f"{out} already holds a run: add --resume to go on with it, or choose another --out."
         )
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file: name a folder with --out.")
     if out.exists() and any(path.name != "process" for path in out.iterdir()):
         raise UserError(f"{out} is not empty and holds no run: choose another --out.")
     shards = open_data(config.data, config.model.positions)
@@ -83,8 +86,13 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
     generator_sizes(config.model, config.generator)  # refuses what cannot be built
     with run_folder(out):
         shutil.copytree(shards.tokenizer, out / "tokenizer")
-        (out / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-        return run_loop(config, out, shards, vocab, console)
+        write_whole(out / "config.yaml", to_yaml(config).encode())
+        try:
+            return run_loop(config, out, shards, vocab, console)
+        except UserError:
+            if not read_metrics(out):  # refused before it began: the folder is free again
+                shutil.rmtree(out, ignore_errors=True)
+            raise
 
 
 def resume(out: Path, console: Console, data: Path | None = None) -> int:
@@ -139,9 +147,11 @@ def run_loop(
             + (f"saved {last[-1]}. " if last else "")
             + f"Go on with: electra pretrain --resume --out {out}",
             soft_wrap=True,
+            markup=False,
         )
         return 128 + stop.signal
-    console.print(f"Done: {run.state.step:,} steps. The model is in {last[-1]}", soft_wrap=True)
+    done = f"Done: {run.state.step:,} steps. The model is in {last[-1]}"
+    console.print(done, soft_wrap=True, markup=False)
     return 0
 
 
@@ -191,7 +201,11 @@ def opened(
                 held_out=held_out_rows(shards, config.train.validate_rows),
                 record=record,
                 view=view,
-                watch=Watch(optim.warmup, unigram_entropy(sample, vocab.special)),
+                # what is not hidden behind [MASK] costs nothing
+                watch=Watch(
+                    optim.warmup,
+                    config.objective.mask_shown * unigram_entropy(sample, vocab.special),
+                ),
             )
         finally:
             record.close()

@@ -75,15 +75,15 @@ class TensorBoard:
     def __init__(self, run: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(run / "tensorboard"))  # type: ignore[no-untyped-call]
+        self.writer = SummaryWriter(str(run / "tensorboard"))
 
     def log(self, figures: dict[str, float], step: int) -> None:
         for name, value in figures.items():
-            self.writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
-        self.writer.flush()  # type: ignore[no-untyped-call]
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
 
     def close(self) -> None:
-        self.writer.close()  # type: ignore[no-untyped-call]
+        self.writer.close()
 
 
 class Dashboard:

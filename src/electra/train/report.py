@@ -74,7 +74,7 @@ def draw(metrics: list[dict[str, Any]], path: Path, title: str) -> None:
 
     figure = Figure(figsize=(15, 7), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)  # a name with dollar signs is no formula
     panels = figure.subplots(2, 4).ravel()
     for axes, (name, curves) in zip(panels, PANELS, strict=True):
         for kind, key, label in curves:

@@ -1,0 +1,191 @@
+"""`electra demo`: text, tokenizer, shards, pre-training, what was learned, fine-tuning."""
+
+import json
+import shutil
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from electra.config import override
+from electra.demo.order import encode, fine_tune
+from electra.demo.speeches import (
+    Sentence,
+    Speech,
+    read_speeches,
+    sentences,
+    split,
+    write_text,
+)
+from electra.errors import UserError
+from electra.hub.folders import load_discriminator
+from electra.hub.show import painted
+from electra.models.electra import build_pair
+from electra.objectives.batch import unpack
+from electra.objectives.rtd import totals_of
+from electra.recipes import recipe
+from electra.text.console import show_bytes, show_prepare
+from electra.text.prepare import prepare
+from electra.text.tokenizer import load_tokenizer, load_vocabulary, train_tokenizer
+from electra.train import checkpoint
+from electra.train.evaluate import restore_run
+from electra.train.pretrain import start
+from electra.train.report import write_report
+
+MARK = "demo.json"
+VOCABULARY, LENGTH, SEEDS = 2048, 64, 3
+LABELLED, JUDGED = 1000, 1000
+"""Labelled sentences to learn from, and others to be judged by."""
+
+NEXT = """\
+Now with your own text:
+
+  electra tokenizer train my-text.txt --out tokenizer --vocab-size 30522
+  electra prepare my-text.txt --tokenizer tokenizer --out shards --length 128
+  electra pretrain paper.small --data shards --out runs/mine --budget 2h
+  electra evaluate runs/mine --data shards
+  electra report runs/mine
+  electra detect runs/mine "a sentence with one parliament word"
+  electra fill runs/mine "a sentence with one [MASK] word"
+"""
+
+
+def run_demo(out: Path, budget: str | None, console: Console) -> None:
+    """Everything in one folder, which is made anew each time."""
+    began = time.monotonic()
+    _make_room(out)
+    speeches, aside = split(read_speeches())
+    heading(console, 1, f"Text: {len(speeches)} messages to Congress, and a tokenizer from them")
+    text = out / "text" / "speeches.txt"
+    write_text(speeches, text)
+    with show_bytes(console, "learning the vocabulary") as progress:
+        train_tokenizer([text], out / "tokenizer", vocab_size=VOCABULARY, progress=progress)
+    heading(console, 2, f"Shards: rows of {LENGTH} tokens")
+    with show_prepare(console) as shown:
+        summary = prepare(
+            [text],
+            tokenizer=out / "tokenizer",
+            out=out / "shards",
+            length=LENGTH,
+            held_out=0.03,
+            progress=shown,
+        )
+    console.print(
+        f"{summary.rows:,} rows, {summary.tokens:,} tokens, {summary.held_out_rows} held out"
+    )
+    heading(console, 3, "Pre-training: a generator and a discriminator, on the CPU")
+    changes = [f"data.folder={out / 'shards'}", "train.device=cpu"]
+    if budget:
+        changes.append(f"train.budget={budget}")
+    code = start(override(recipe("toy"), changes), out / "run", console)
+    if code:
+        raise SystemExit(code)
+    heading(console, 4, "What it learned")
+    metrics = checkpoint.read_state(checkpoint.checkpoints(out / "run")[-1]).held_out
+    show_learned(console, metrics)
+    show_sentences(console, out / "run", sentences(aside, 6, seed=4)[::2])
+    picture, page = write_report(out / "run", out)
+    console.print(f"Curves: {picture}   Page: {page}", soft_wrap=True)
+    heading(console, 5, "Fine-tuning: is a sentence in order, or did words change places?")
+    scores = compare(console, out / "run", speeches, aside)
+    seconds = time.monotonic() - began
+    result = {"seconds": round(seconds, 1), "held_out": metrics, "order_accuracy": scores}
+    (out / MARK).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    console.print(f"\nThe demo took {seconds / 60:.1f} minutes; everything is in {out}/\n")
+    console.print(NEXT, highlight=False, markup=False, soft_wrap=True)
+
+
+def show_learned(console: Console, metrics: dict[str, float]) -> None:
+    """The held-out figures in sentences."""
+    console.print(
+        f"On held-out text the generator replaces {metrics['replaced_rate']:.1%} of the tokens. "
+        f"The discriminator finds {metrics['recall']:.0%} of those (recall), is right in "
+        f"{metrics['precision']:.0%} of its alarms (precision), and ranks a replaced token above "
+        f"an original one in {metrics['auc']:.1%} of all pairs (AUC; 50 % is chance).",
+        highlight=False,
+    )
+
+
+@torch.no_grad()
+def show_sentences(console: Console, run: Path, examples: list[Sentence]) -> None:
+    """Unseen sentences as the generator left them, with the discriminator's verdict."""
+    objective = restore_run(run)[1]
+    tokenizer = load_tokenizer(run / "tokenizer")
+    vocab = load_vocabulary(run / "tokenizer")
+    torch.manual_seed(2)
+    for example in examples:
+        ids = tokenizer.encode(example.text, add_special_tokens=False).ids[: LENGTH - 2]
+        row = [vocab.cls, *ids, vocab.sep]
+        batch = unpack(torch.tensor([[*row, len(row), len(row)]]))
+        masked = objective.mask(batch)
+        outcome = objective(batch, masked, totals_of(batch, masked))
+        tokens = [tokenizer.id_to_token(i) or "" for i in outcome.corrupted[0].tolist()]
+        inner = slice(1, len(row) - 1)
+        chances = outcome.scores[0].sigmoid().tolist()[inner]
+        console.print()
+        console.print(Text("original  ", style="dim").append(example.text, style="default"))
+        corrupted = Text("generator ", style="dim")
+        for token, changed in zip(tokens[inner], outcome.replaced[0].tolist()[inner], strict=True):
+            glue = "" if token.startswith("##") else " "
+            style = "bold yellow" if changed else "default"
+            corrupted.append(glue + token.removeprefix("##"), style=style)
+        console.print(corrupted)
+        verdict = painted(zip(tokens[inner], chances, strict=True))
+        console.print(Text("verdict    ", style="dim").append_text(verdict))
+    console.print(
+        "\nYellow: the generator's replacements. Red ground: the discriminator's suspicion."
+    )
+
+
+def compare(
+    console: Console, run: Path, speeches: list[Speech], aside: list[Speech]
+) -> dict[str, list[float]]:
+    """The same task and settings from the pre-trained weights and from new ones, side by side."""
+    config, _ = restore_run(run)
+    tokenizer, vocab = load_tokenizer(run / "tokenizer"), load_vocabulary(run / "tokenizer")
+    train = encode(sentences(speeches, LABELLED, seed=0), tokenizer, vocab, LENGTH)
+    test = encode(sentences(aside, JUDGED, seed=1), tokenizer, vocab, LENGTH)
+    folder = checkpoint.checkpoints(run)[-1] / "discriminator"
+    scores: dict[str, list[float]] = {"pre-trained": [], "from scratch": []}
+    arms = [(arm, seed) for seed in range(SEEDS) for arm in scores]
+    for arm, seed in track(arms, "fine-tuning", console=console):
+        torch.manual_seed(seed)
+        if arm == "pre-trained":
+            encoder = load_discriminator(folder).encoder
+        else:  # the same sizes and the same way to start, but no pre-training
+            encoder = build_pair(config.model, config.generator)[1].encoder
+        scores[arm].append(fine_tune(encoder, train, test, vocab.pad, seed))
+    table = Table("", "accuracy", "seeds", box=None)
+    for arm, values in scores.items():
+        each = " ".join(f"{v:.1%}" for v in values)
+        table.add_row(arm, f"{statistics.median(values):.1%} (median)", each)
+    table.add_row("guessing", "50.0%", "")
+    console.print(
+        f"{len(train[0])} labelled sentences to learn from, {len(test[0])} of other messages to be "
+        "judged by; in half of them neighbouring words changed places three times.",
+        highlight=False,
+    )
+    console.print(table)
+    return scores
+
+
+def heading(console: Console, number: int, title: str) -> None:
+    """Begin a part."""
+    console.print()
+    console.rule(f"[bold]{number}. {title}", align="left")
+
+
+def _make_room(out: Path) -> None:
+    """An empty folder; only what an earlier demo wrote is removed."""
+    if out.exists() and any(out.iterdir()):
+        if not (out / MARK).is_file():
+            raise UserError(f"{out} is not empty and not of an earlier demo: choose another --out.")
+        for name in ("text", "tokenizer", "shards", "run"):
+            shutil.rmtree(out / name, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARK).write_text("{}\n", encoding="utf-8")

@@ -1,0 +1,380 @@
+"""The command line as a user has it: what is printed, exit codes, one sentence for each mistake."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from electra import cli
+from electra.config import from_yaml
+from electra.recipes import RECIPES
+from electra.text.prepare import prepare
+from electra.text.shards import Shards
+from electra.text.tokenizer import train_tokenizer
+from electra.train import checkpoint
+from electra.train.pretrain import PretrainConfig
+
+QUICK = (
+    "model.hidden=32",
+    "model.embedding=16",
+    "data.length=32",
+    "data.batch=8",
+    "train.device=cpu",
+    "train.report_every=5",
+    "train.validate_every=10",
+    "train.validate_rows=16",
+)
+"""The toy recipe in a second."""
+
+
+@pytest.fixture
+def electra(monkeypatch, capsys):
+    """Run a command as the program does: (exit code, standard output, standard error)."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["electra", *map(str, arguments)])
+        capsys.readouterr()
+        code = cli.run_app()
+        found = capsys.readouterr()
+        return code, found.out, found.err
+
+    return run
+
+
+@pytest.fixture
+def refused(electra):
+    """Run a command that must end with code 2 and one sentence; returns the sentence."""
+
+    def run(*arguments: object) -> str:
+        code, out, err = electra(*arguments)
+        assert code == 2, out + err
+        assert err.startswith("error: "), err
+        assert err.count("\n") == 1, err
+        assert "Traceback" not in err + out
+        return err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def other_data(tmp_path_factory) -> Path:
+    """Shards of another tokenizer."""
+    folder = tmp_path_factory.mktemp("other")
+    text = folder / "text.txt"
+    text.write_text("\n\n".join(f"zebra {i} yak {i % 7} xenon" for i in range(400)))
+    train_tokenizer([text], folder / "tokenizer", vocab_size=64)
+    prepare(
+        [text],
+        tokenizer=folder / "tokenizer",
+        out=folder / "shards",
+        length=32,
+        workers=1,
+        held_out=0.1,
+    )
+    return folder / "shards"
+
+
+def test_from_text_to_answers(electra, corpus, tmp_path):
+    tokenizer, shards, run = (tmp_path / name for name in ("tokenizer", "shards", "[run]"))
+    code, _, err = electra("tokenizer", "train", corpus, "--out", tokenizer, "--vocab-size", 150)
+    assert code == 0, err
+    code, _, err = electra(
+        *("prepare", corpus, "--tokenizer", tokenizer, "--out", shards),
+        *("--length", 32, "--workers", 1, "--held-out", 0.1),
+    )
+    assert code == 0, err
+    code, out, err = electra(
+        *("pretrain", "toy", "--data", shards, "--out", run, "--budget", "20steps", *QUICK)
+    )
+    assert code == 0, err
+    assert f"The model is in {run}/checkpoints/step-00000020" in out
+    assert "Starting at step 0 on cpu in float32" in out
+
+    code, out, _ = electra("evaluate", run, "--data", shards, "--rows", 32)
+    assert code == 0
+    assert "discriminator AUC" in out
+    assert "[run]/checkpoints/step-00000020,held-outtext" in "".join(out.split())
+    code, out, _ = electra("evaluate", run, "--data", shards, "--rows", 32, "--json")
+    assert code == 0
+    figures = json.loads(out)
+    assert 0 < figures["auc"] < 1
+    assert figures["checkpoint"] == str(run / "checkpoints" / "step-00000020")
+
+    code, out, _ = electra("detect", run, "the old farmer went to the oven .")
+    assert code == 0
+    assert out.splitlines()[0] == "the old farmer went to the oven ."
+    lines = out.splitlines()[1:]
+    code, out, _ = electra("detect", run, "the old farmer went to the oven .", "--json")
+    assert [v["token"] for v in json.loads(out)] == [line.split()[1] for line in lines]
+
+    code, out, _ = electra("fill", run, "the [MASK] farmer went to the [MASK] .", "--top", 3)
+    assert code == 0
+    assert [line for line in out.splitlines() if line.startswith("[MASK]")] == [
+        "[MASK] 1",
+        "[MASK] 2",
+    ]
+    assert len(out.splitlines()) == 2 * (1 + 3)
+    code, out, _ = electra("fill", run, "the [MASK] .", "--json")
+    assert [len(g) for g in json.loads(out)] == [5]
+
+    code, out, _ = electra("report", run)
+    assert code == 0
+    assert out.splitlines() == [str(run / "report.png"), str(run / "report.html")]
+    assert all(Path(line).stat().st_size > 1000 for line in out.splitlines())
+
+    code, out, _ = electra("pretrain", "--resume", "--out", run)
+    assert code == 0
+    assert "Resuming at step 20" in out
+
+
+def test_evaluate_agrees_with_the_run(electra, finished, data_folder):
+    """The same rows, masks and weights as in the run's last look."""
+    last = checkpoint.checkpoints(finished)[-1]
+    for place in (finished, last):
+        _, out, _ = electra("evaluate", place, "--data", data_folder, "--rows", 16, "--json")
+        figures = json.loads(out)
+        assert figures.pop("checkpoint") == str(last)
+        assert figures == pytest.approx(checkpoint.read_state(last).held_out)
+
+
+def test_the_program_itself(tmp_path):
+    """In a process of its own, by `python -m electra`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "electra", "pretrain", "toy", "--out", str(tmp_path / "x")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: Name the prepared text with --data")
+    assert done.stderr.count("\n") == 1
+
+
+def test_recipes(electra):
+    code, out, _ = electra("recipes")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(RECIPES)
+    code, out, _ = electra("recipes", "paper.base", "optim.lr=1e-3")
+    assert code == 0
+    shown = from_yaml(PretrainConfig, out, "the output")
+    assert shown.model.hidden == 768
+    assert shown.optim.lr == 1e-3
+    assert "# Peak learning rate." in out
+
+
+def test_a_printed_recipe_can_be_trained(electra, data_folder, tmp_path):
+    _, out, _ = electra("recipes", "toy", *QUICK)
+    (tmp_path / "mine.yaml").write_text(out)
+    code, _, err = electra(
+        *("pretrain", tmp_path / "mine.yaml", "--data", data_folder),
+        *("--out", tmp_path / "run", "--budget", "2steps"),
+    )
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("recipes", "paper.smal"), "did you mean 'paper.small'?"),
+        (("recipes", "toy", "optim.learning=3"), "no setting 'optim.learning'"),
+        (("recipes", "none.yaml"), "none.yaml cannot be read"),
+        (("pretrain", "--out", "{out}"), "Name a recipe"),
+        (("pretrain", "toyy", "--data", "{data}", "--out", "{out}"), "did you mean 'toy'?"),
+        (("pretrain", "toy", "--out", "{out}"), "--data"),
+        (("pretrain", "optim.lr=1", "--data", "{data}", "--out", "{out}"), "name a recipe first"),
+        (
+            ("pretrain", "toy", "--data", "{data}", "--out", "{out}", "optim.lrr=1"),
+            "did you mean 'optim.lr'?",
+        ),
+        (("pretrain", "toy", "--data", "{data}", "--out", "{out}", "lr=1"), "'optim.lr'?"),
+        (("pretrain", "toy", "--data", "{data}", "--out", "{out}", "optim.lr=fast"), "a number"),
+        (("pretrain", "toy", "--data", "{data}", "--out", "{out}", "speed"), "key=value"),
+        (("pretrain", "toy", "--data", "none", "--out", "{out}"), "no folder of token shards"),
+        (
+            ("pretrain", "toy", "--data", "{data}", "--out", "{out}", "--budget", "soon"),
+            "not a budget",
+        ),
+        (
+            ("pretrain", "toy", "--data", "{data}", "--out", "{out}"),
+            "rows of 32 tokens and the recipe expects 64",
+        ),
+        (
+            (
+                *("pretrain", "toy", "--data", "{data}", "--out", "{out}"),
+                *("data.length=32", "model.positions=16"),
+            ),
+            "do not fit a position table of 16",
+        ),
+        (
+            ("pretrain", "toy", "--data", "{data}", "--out", "{out}", "train.accumulate=3"),
+            "set train.accumulate to 1, 2, 4",
+        ),
+        (
+            ("pretrain", "toy", "--data", "{data}", "--out", "{out}", "data.batch=0"),
+            "data.batch must be at least 1",
+        ),
+        (
+            (
+                *("pretrain", "toy", "--data", "{data}", "--out", "{out}", "data.length=32"),
+                "model.vocab_size=9",
+            ),
+            "leave model.vocab_size at 0",
+        ),
+        (
+            (
+                *("pretrain", "toy", "--data", "{data}", "--out", "{out}", "data.length=32"),
+                *("generator.share=all",),
+            ),
+            "generator.width=1",
+        ),
+        (("pretrain", "toy", "--data", "{data}", "--out", "{file}"), "is a file"),
+        (("pretrain", "--resume", "--out", "{out}"), "Name a recipe"),
+        (("evaluate", "{out}", "--data", "{data}"), "neither a run with a checkpoint"),
+        (("evaluate", "{run}", "--data", "{out}"), "no folder of token shards"),
+        (("detect", "{out}", "text"), "no model at"),
+        (("detect", "{run}", ""), "text is empty"),
+        (("fill", "{run}", "no mask"), "no [MASK] in the text"),
+        (("report", "{out}"), "no figures yet"),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(
+    arguments, message, refused, data_folder, finished, corpus, tmp_path
+):
+    names = {"out": tmp_path / "out", "data": data_folder, "run": finished, "file": corpus}
+    assert message in refused(*(argument.format(**names) for argument in arguments))
+    assert not (tmp_path / "out").exists()  # nothing was begun
+
+
+def test_nothing_to_measure_is_wrong_usage(electra, finished, data_folder):
+    code, out, err = electra("evaluate", finished, "--data", data_folder, "--rows", 0)
+    assert code == 2
+    assert "--rows" in err
+    assert "Traceback" not in err + out
+
+
+def test_a_device_that_is_not_here(refused, data_folder, tmp_path):
+    import torch
+
+    absent = "mps" if not torch.backends.mps.is_available() else "cuda"
+    sentence = refused(
+        *("pretrain", "toy", "--data", data_folder, "--out", tmp_path / "out"),
+        *(*QUICK, f"train.device={absent}"),
+    )
+    assert f"no '{absent}' device" in sentence
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_is_not_overwritten(refused, finished, data_folder, tmp_path):
+    command = ("pretrain", "toy", "--data", data_folder, *QUICK, "--out")
+    assert "already holds a run: add --resume" in refused(*command, finished)
+    (tmp_path / "letter.txt").write_text("dear")
+    assert "not empty and holds no run" in refused(*command, tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_resume_takes_no_settings(refused, finished):
+    for change in (("toy", "optim.lr=1"), ("--budget", "5steps")):
+        assert "keeps its settings" in refused("pretrain", "--resume", "--out", finished, *change)
+
+
+def test_resume_starts_a_run_where_there_is_none(electra, data_folder, tmp_path):
+    """So that a job that is started again and again needs one command only."""
+    command = (
+        *("pretrain", "toy", "--resume", "--data", data_folder, "--out", tmp_path / "run"),
+        *QUICK,
+    )
+    code, out, err = electra(*command, "train.budget=2steps")
+    assert code == 0, err
+    assert "Starting at step 0" in out
+
+
+def test_a_run_goes_on_only_with_its_own_data(refused, finished, other_data):
+    sentence = refused("pretrain", "--resume", "--out", finished, "--data", other_data)
+    assert "prepared with another tokenizer than the run" in sentence
+
+
+def test_evaluate_refuses_the_shards_of_another_tokenizer(refused, finished, other_data):
+    sentence = refused("evaluate", finished, "--data", other_data)
+    assert "prepared with another tokenizer" in sentence
+    assert "--tokenizer" in sentence
+
+
+@pytest.mark.parametrize("damage", ["cut", "altered", "missing"])
+def test_a_damaged_shard_is_found_at_the_start(damage, refused, data_folder, tmp_path):
+    """Also one flipped byte, which only its hash can show."""
+    data = tmp_path / "data"
+    shutil.copytree(data_folder, data)
+    shard = data / Shards.open(data).shards[0].file
+    whole = bytearray(shard.read_bytes())
+    if damage == "cut":
+        shard.write_bytes(whole[:-50])
+    elif damage == "altered":
+        whole[len(whole) // 2] ^= 1
+        shard.write_bytes(whole)
+    else:
+        shard.unlink()
+    sentence = refused("pretrain", "toy", "--data", data, "--out", tmp_path / "out", *QUICK)
+    assert shard.name in sentence
+    assert "electra prepare" in sentence
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_vocabulary_without_a_mask_is_refused(refused, corpus, tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "farmer"]
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "vocab.txt").write_text("\n".join(words))
+    sentence = refused(
+        *("prepare", corpus, "--tokenizer", tmp_path / "tokenizer"),
+        *("--out", tmp_path / "out", "--length", 32),
+    )
+    assert "has no [MASK] token" in sentence
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_edited_run_is_told(refused, finished, tmp_path):
+    """A model of another size than the checkpoint's; a configuration that is none."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    config = run / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("hidden: 32", "hidden: 64"))
+    assert "is not of this model" in refused("pretrain", "--resume", "--out", run)
+    config.write_text(text.replace("hidden: 32", "hiden: 32"))
+    assert "did you mean" in refused("pretrain", "--resume", "--out", run)
+    config.write_text("[")
+    assert "not valid YAML" in refused("pretrain", "--resume", "--out", run)
+
+
+def test_the_data_of_a_run_is_gone(refused, finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    config = run / "config.yaml"
+    folder = read_folder(config)
+    config.write_text(config.read_text().replace(folder, str(tmp_path / "moved")))
+    assert "no folder of token shards" in refused("pretrain", "--resume", "--out", run)
+
+
+def read_folder(config: Path) -> str:
+    return from_yaml(PretrainConfig, config.read_text(), "config.yaml").data.folder
+
+
+def test_missing_extras_are_named(electra, refused, finished, data_folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "pip install 'electra[plot]'" in refused("report", finished)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    command = ("pretrain", "toy", "--data", data_folder, "--out", tmp_path / "out", *QUICK)
+    sentence = refused(*command, "--budget", "2steps", "train.track=wandb")
+    assert "pip install 'electra[wandb]'" in sentence
+    code, _, err = electra(*command, "--budget", "2steps")  # the folder is free for what is right
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("verb", ["recipes", "pretrain", "evaluate", "report", "detect", "fill"])
+def test_help_has_an_example(verb, electra):
+    code, out, _ = electra(verb, "--help")
+    assert code == 0
+    assert f"Example: electra {verb}" in " ".join(out.split())

@@ -1,0 +1,369 @@
+"""The loop: a stored curve, accumulation, the dry run, budgets, what stops it and what it tells."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from electra.errors import UserError
+from electra.text.tokenizer import load_vocabulary
+from electra.train import checkpoint, loop, pretrain
+from electra.train.data import open_data, rows_at
+from electra.train.pretrain import opened, start
+from electra.train.record import read_metrics
+
+CURVE = Path(__file__).with_name("curve.json")
+
+
+@pytest.fixture(autouse=True)
+def _no_yardstick(monkeypatch):
+    """Measuring the hardware's peak takes longer than these runs."""
+    monkeypatch.setattr(pretrain, "measure_peak", lambda *_: 1e12)
+
+
+def trained(config, out: Path, console) -> dict[str, torch.Tensor]:
+    """The weights at the end of a run."""
+    assert start(config, out, console) == 0
+    return load_file(checkpoint.checkpoints(out)[-1] / "model.safetensors")
+
+
+def figures(out: Path, kind: str = "train") -> list[dict]:
+    return [line for line in read_metrics(out) if line["kind"] == kind]
+
+
+def without_dropout(config, **objective):
+    return replace(
+        config,
+        model=replace(config.model, dropout=0.0, attention_dropout=0.0),
+        objective=replace(config.objective, **objective),
+    )
+
+
+def opened_run(config, out: Path, console):
+    """A run before its first step, as `start` would open it."""
+    shards = open_data(config.data, config.model.positions)
+    vocab = load_vocabulary(shards.tokenizer)
+    config = replace(config, model=replace(config.model, vocab_size=vocab.size))
+    out.mkdir()
+    shutil.copytree(shards.tokenizer, out / "tokenizer")
+    rows = torch.from_numpy(rows_at(shards, 0, config.data.batch, config.train.seed))
+    return opened(config, out, shards, vocab, console), rows
+
+
+def test_the_stored_curve(tiny, with_train, tmp_path, console):
+    """Twenty steps, loss by loss, as they were when curve.json was written.
+
+    A change that is meant to change the training deletes the file and runs this test, which then
+    writes it anew and fails once; the difference belongs into the commit.
+    """
+    config = with_train(tiny, report_every=1, validate_every=20, checkpoint_every=20)
+    start(config, tmp_path / "run", console)
+    found = {
+        name: [round(line[name], 6) for line in figures(tmp_path / "run")]
+        for name in ("mlm_loss", "detection_loss", "gradient_norm")
+    }
+    if not CURVE.exists():
+        CURVE.write_text(json.dumps(found, indent=1) + "\n")
+        pytest.fail(f"{CURVE.name} was not there and has been written")
+    stored = json.loads(CURVE.read_text())
+    assert len(found["mlm_loss"]) == 20
+    for name, values in stored.items():
+        assert found[name] == pytest.approx(values, rel=1e-3), name
+
+
+@pytest.mark.parametrize("pieces", [2, 4])
+def test_micro_batches_give_the_same_weights(pieces, tiny, with_train, tmp_path, console):
+    """Rows of different lengths; at this temperature each sample is the best guess."""
+    config = without_dropout(with_train(tiny, budget="8steps"), temperature=1e-6)
+    whole = trained(config, tmp_path / "whole", console)
+    parts = trained(with_train(config, accumulate=pieces), tmp_path / "parts", console)
+    for name, weights in whole.items():
+        torch.testing.assert_close(parts[name], weights, atol=2e-5, rtol=1e-3, msg=name)
+
+
+def test_the_dry_run_changes_nothing(tiny, tmp_path, console):
+    opening, rows = opened_run(tiny, tmp_path / "run", console)
+    with opening as run:
+        torch.rand(3)
+        random = torch.get_rng_state()
+        weights = {n: p.detach().clone() for n, p in run.objective.named_parameters()}
+        loop.dry_run(run, rows)
+        assert torch.equal(torch.get_rng_state(), random)
+        for name, p in run.objective.named_parameters():
+            assert torch.equal(p, weights[name]), name
+            assert p.grad is None, name
+            for moment in run.optimizer.moments(p).values():
+                assert not moment.any(), name
+        assert run.state.step == run.state.rows == 0
+    assert figures(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate "
+            "memory: you tried to allocate 9000000000 bytes."
+        ),
+        MemoryError(),
+    ],
+)
+def test_too_little_memory_is_told_at_the_start(error, tiny, tmp_path, console, monkeypatch):
+    def forward(*_):
+        raise error
+
+    monkeypatch.setattr(loop.ReplacedTokenDetection, "forward", forward)
+    with pytest.raises(UserError, match=r"batch of 8 rows does not fit.*train\.accumulate=2"):
+        start(tiny, tmp_path / "run", console)
+    assert not (tmp_path / "run").exists()  # so that the advice can be followed
+
+
+def test_other_failures_of_the_dry_run_are_not_hidden(tiny, tmp_path, console, monkeypatch):
+    def forward(*_):
+        raise RuntimeError("shapes cannot be multiplied")
+
+    monkeypatch.setattr(loop.ReplacedTokenDetection, "forward", forward)
+    with pytest.raises(RuntimeError, match="shapes"):
+        start(tiny, tmp_path / "run", console)
+
+
+def test_the_advice_for_memory_divides_the_batch(tiny, with_train, tmp_path, console, monkeypatch):
+    def forward(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(loop.ReplacedTokenDetection, "forward", forward)
+    config = with_train(replace(tiny, data=replace(tiny.data, batch=9)), accumulate=3)
+    with pytest.raises(UserError, match=r"batch of 3 rows.*train\.accumulate=9"):
+        start(config, tmp_path / "run", console)
+
+
+def broken_at(step: int, monkeypatch) -> None:
+    """Let a weight become NaN in the forward pass of a step."""
+    real, done = loop.step, []
+
+    def poisoned(forward, run, rows, rate):
+        if run.state.step == step - 1 and not done:
+            done.append(step)
+            with torch.no_grad():
+                run.objective.discriminator.dense.weight[0, 0] = math.nan
+        return real(forward, run, rows, rate)
+
+    monkeypatch.setattr(loop, "step", poisoned)
+
+
+def test_broken_numbers_stop_the_run_and_are_never_saved(
+    tiny, with_train, tmp_path, console, monkeypatch
+):
+    config = with_train(tiny, budget="40steps", report_every=1000, validate_every=1000)
+    broken_at(15, monkeypatch)
+    out = tmp_path / "run"
+    with pytest.raises(
+        UserError, match=r"step 20: .*detection_loss.*not a finite.*step-00000010.*lr"
+    ):
+        start(config, out, console)
+    assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-00000010"]
+    for part in ("model", "optimizer"):
+        saved = load_file(out / "checkpoints" / "step-00000010" / f"{part}.safetensors")
+        assert all(t.isfinite().all() for t in saved.values())
+    monkeypatch.undo()
+    assert pretrain.resume(out, console) == 0
+
+
+def test_broken_numbers_are_told_at_the_next_report(
+    tiny, with_train, tmp_path, console, monkeypatch
+):
+    broken_at(3, monkeypatch)
+    with pytest.raises(UserError, match=r"stopped at step 5.*No checkpoint was written"):
+        start(tiny, tmp_path / "run", console)
+
+
+def test_an_update_that_breaks_the_weights_is_not_saved(tiny, with_train, tmp_path, console):
+    """The losses of step 2 are still good, its update is not: only held-out text shows it."""
+    config = replace(tiny, optim=replace(tiny.optim, lr=1e30, warmup=0.5))
+    config = with_train(config, budget="4steps", checkpoint_every=2, report_every=2)
+    with pytest.raises(UserError, match=r"stopped at step 2: held-out .* not a finite number"):
+        start(config, tmp_path / "run", console)
+    assert not checkpoint.checkpoints(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("budget", "steps"), [("7steps", 7), ("2000tokens", 8), ("2048tokens", 8)])
+def test_step_and_token_budgets_end_annealed(budget, steps, tiny, with_train, tmp_path, console):
+    """A step is 8 rows of 32 tokens: 256."""
+    start(with_train(tiny, budget=budget, report_every=1), tmp_path / "run", console)
+    lines = figures(tmp_path / "run")
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    assert lines[-1]["tokens"] == steps * 256
+    rates = [line["learning_rate"] for line in lines]
+    assert rates[0] == 0
+    assert rates[-1] <= 2.1e-3 / steps  # the last of the even steps down to zero
+    assert sorted(rates[1:], reverse=True) == rates[1:]
+    assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == [f"step-{steps:08d}"]
+
+
+def test_a_time_budget_ends_in_time_and_annealed(tiny, with_train, tmp_path, console, monkeypatch):
+    """By a clock that this test moves: each step takes a second of it."""
+
+    class Clock:
+        now = 100.0
+
+        @classmethod
+        def perf_counter(cls):
+            return cls.now
+
+    real = loop.step
+
+    def slow(*arguments):
+        Clock.now += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(loop, "time", Clock)
+    monkeypatch.setattr(loop, "step", slow)
+    start(with_train(tiny, budget="30s", report_every=1), tmp_path / "run", console)
+    lines = figures(tmp_path / "run")
+    assert len(lines) == 30
+    assert lines[-1]["seconds"] == 30
+    assert lines[-1]["learning_rate"] == pytest.approx(2e-3 / 30, rel=1e-3)
+    assert max(line["learning_rate"] for line in lines) > 1.5e-3
+    assert lines[-1]["tokens_per_second"] == 256
+
+
+def test_validation_does_not_disturb_training(tiny, with_train, tmp_path, console):
+    config = with_train(tiny, budget="6steps", checkpoint_every=1000)
+    often = trained(with_train(config, validate_every=1), tmp_path / "often", console)
+    never = trained(with_train(config, validate_every=1000), tmp_path / "never", console)
+    assert len(figures(tmp_path / "often", "held_out")) == 6
+    for name, weights in never.items():
+        assert torch.equal(often[name], weights), name
+
+
+def test_reporting_and_saving_do_not_disturb_training(tiny, with_train, tmp_path, console):
+    config = with_train(tiny, budget="6steps", validate_every=1000)
+    busy = trained(
+        with_train(config, report_every=1, checkpoint_every=1), tmp_path / "busy", console
+    )
+    calm = trained(
+        with_train(config, report_every=99, checkpoint_every=99), tmp_path / "calm", console
+    )
+    for name, weights in calm.items():
+        assert torch.equal(busy[name], weights), name
+
+
+def test_every_parameter_learns(tiny, with_train, tmp_path, console):
+    """Also biases and LayerNorm, which others forgot to give to the optimizer."""
+    config = with_train(tiny, budget="4steps", keep_last=9, checkpoint_every=1)
+    last = trained(config, tmp_path / "run", console)
+    first = load_file(tmp_path / "run" / "checkpoints" / "step-00000001" / "model.safetensors")
+    for name, weights in last.items():
+        assert not torch.equal(weights, first[name]), name
+
+
+def test_one_clip_over_both_networks(tiny, tmp_path, console):
+    """The norm is that of all gradients together, what is shared counted once."""
+    opening, rows = opened_run(tiny, tmp_path / "run", console)
+    with opening as run:
+        run.objective.train()
+        random = torch.get_rng_state()
+        batch = loop.unpack(rows)
+        loop.backward(run.objective, run, batch, run.objective.mask(batch))
+        squares = [p.grad.double().square().sum() for p in run.objective.parameters()]
+        names = [n for n, p in run.objective.named_parameters() if p.grad.abs().sum() > 0]
+        assert {n.split(".")[0] for n in names} == {"generator", "discriminator"}
+        run.optimizer.zero_grad()
+        torch.set_rng_state(random)
+        seen = []
+        run.optimizer.register_step_pre_hook(
+            lambda *_: seen.append(
+                sum(p.grad.double().square().sum() for p in run.objective.parameters())
+            )
+        )
+        sums = loop.step(run.objective, run, rows, 0.0)
+    norm = sum(squares).sqrt().item()
+    assert norm > 1  # so that there is something to clip
+    assert sums[-1].item() == pytest.approx(norm, rel=1e-4)
+    assert seen[0].sqrt().item() == pytest.approx(1.0, rel=1e-3)
+
+
+def test_bf16_runs_with_fp32_weights(tiny, with_train, tmp_path, console):
+    config = with_train(tiny, budget="6steps", report_every=1)
+    weights = trained(with_train(config, precision="bf16"), tmp_path / "half", console)
+    assert {w.dtype for w in weights.values()} == {torch.float32}
+    trained(config, tmp_path / "full", console)
+    half, full = (figures(tmp_path / n)[0]["mlm_loss"] for n in ("half", "full"))
+    assert half == pytest.approx(full, rel=0.02)
+    assert half != full
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.slow
+def test_compiled_is_eager(tiny, with_train, tmp_path, console, monkeypatch):
+    import torch._inductor.config
+
+    # Compiled code has its own random numbers, unless it is told to draw as eager code does
+    monkeypatch.setattr(torch._inductor.config, "fallback_random", True)
+    config = without_dropout(with_train(tiny, budget="5steps", report_every=1), temperature=1e-6)
+    start(config, tmp_path / "eager", console)
+    start(with_train(config, compile=True), tmp_path / "compiled", console)
+    for eager, compiled in zip(
+        figures(tmp_path / "eager"), figures(tmp_path / "compiled"), strict=True
+    ):
+        assert compiled["loss"] == pytest.approx(eager["loss"], rel=1e-4)
+
+
+def test_the_promised_figures_are_written(tiny, with_train, tmp_path, console):
+    start(tiny, tmp_path / "run", console)
+    both = {
+        "loss",
+        "mlm_loss",
+        "detection_loss",
+        "replaced_rate",
+        "generator_accuracy",
+        "generator_sampled_accuracy",
+        "discriminator_accuracy",
+        "precision",
+        "recall",
+    }
+    speed = {"tokens_per_second", "peak_share", "learning_rate", "gradient_norm", "seconds"}
+    train, held_out = figures(tmp_path / "run"), figures(tmp_path / "run", "held_out")
+    assert [line["step"] for line in train] == [5, 10, 15, 20]
+    assert [line["step"] for line in held_out] == [10, 20]
+    for line in train:
+        assert both | speed | {"tokens"} <= line.keys()
+        assert line["tokens_per_second"] > 0
+        assert 0 < line["peak_share"] < 1
+        assert 0 < line["replaced_rate"] < 0.16
+        assert line["loss"] == pytest.approx(line["mlm_loss"] + 50 * line["detection_loss"])
+    for line in held_out:
+        assert both | {"auc", "tokens"} <= line.keys()
+        assert 0 < line["auc"] < 1
+    begun = figures(tmp_path / "run", "event")[0]
+    assert begun["message"] == "started"
+    assert begun["parameters"]["generator"] < begun["parameters"]["discriminator"]
+
+
+def test_speed_and_peak_share_are_arithmetic(tiny, with_train, tmp_path, console, monkeypatch):
+    """Tokens by the clock, and FLOPs by FLOP/s, over the stretch since the last report."""
+    from electra.models.flops import step_flops
+    from electra.objectives.corrupt import slots_for
+
+    class Clock:
+        now = 0.0
+
+        @classmethod
+        def perf_counter(cls):
+            cls.now += 0.25
+            return cls.now
+
+    monkeypatch.setattr(loop, "time", Clock)
+    start(with_train(tiny, budget="4steps", report_every=2), tmp_path / "run", console)
+    config = pretrain.read_run_config(tmp_path / "run")
+    flops = step_flops(config.model, config.generator, 32, slots_for(32, 0.15, "round"))
+    for line in figures(tmp_path / "run"):
+        seconds = 2 * 256 / line["tokens_per_second"]
+        assert seconds % 0.25 == pytest.approx(0)
+        assert line["peak_share"] == pytest.approx(2 * 8 * flops / seconds / 1e12)

@@ -1,0 +1,101 @@
+"""A run from its configuration: any vocabulary, and nothing taken for granted."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from electra.errors import UserError
+from electra.objectives.batch import unpack
+from electra.text.prepare import prepare
+from electra.text.shards import Shards
+from electra.text.tokenizer import load_vocabulary, save_tokenizer
+from electra.train.pretrain import build_objective, read_run_config, start
+
+
+@pytest.fixture
+def foreign_data(corpus, tmp_path):
+    """Shards of a vocabulary in which nothing is where BERT has it: other names, ids, holes."""
+    words = sorted(set(corpus.read_text().split()))[:-3]  # three words remain unknown
+    ids = {word: 3 * place + 7 for place, word in enumerate(words)}  # two holes after each id
+    ids |= {"<mask>": 5, "</s>": 300, "<unk>": 6, "<pad>": 301, "<s>": 0}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<mask>", "</s>", "<unk>", "<pad>", "<s>"])
+    save_tokenizer(tokenizer, tmp_path / "foreign")
+    prepare(
+        [corpus],
+        tokenizer=tmp_path / "foreign",
+        out=tmp_path / "shards",
+        length=32,
+        workers=1,
+        held_out=0.1,
+    )
+    return tmp_path / "shards"
+
+
+def test_special_tokens_of_any_vocabulary_are_never_masked(tiny, foreign_data):
+    """They are known by their role, not by the ids 101, 102, 103; [UNK] may be masked."""
+    shards, vocab = Shards.open(foreign_data), load_vocabulary(foreign_data / "tokenizer")
+    assert (vocab.cls, vocab.sep, vocab.mask, vocab.pad) == (0, 300, 5, 301)
+    config = replace(tiny, model=replace(tiny.model, vocab_size=vocab.size))
+    objective = build_objective(config, vocab)
+    batch = unpack(torch.from_numpy(shards.gather("train", torch.arange(400).numpy())))
+    assert (batch.ids == vocab.unk).any()
+    drawn, corrupted = set(), set()
+    for _ in range(10):
+        masked = objective.mask(batch)
+        drawn |= set(masked.originals[masked.drawn].tolist())
+        assert (masked.inputs == vocab.mask).any()
+        outcome = objective(batch, masked, torch.ones(2))
+        corrupted |= set(outcome.corrupted.unique().tolist())
+    assert not drawn & {vocab.cls, vocab.sep, vocab.mask, vocab.pad}
+    assert vocab.unk in drawn
+    assert not corrupted & set(vocab.absent)  # an id without a token is never sampled
+    assert max(corrupted) < vocab.size
+
+
+def test_a_run_on_any_vocabulary(tiny, with_train, foreign_data, tmp_path, console):
+    from transformers import AutoTokenizer, ElectraForPreTraining
+
+    from electra.hub.ask import detect, fill
+
+    config = replace(tiny, data=replace(tiny.data, folder=str(foreign_data)))
+    out = tmp_path / "run"
+    assert start(with_train(config, budget="3steps"), out, console) == 0
+    (guesses,) = fill(str(out), "the old [MASK] went", top=400)
+    assert all(g.token != "None" for g in guesses)
+    assert len(detect(str(out), "the old farmer")) == 3
+    folder = out / "checkpoints" / "step-00000003" / "discriminator"
+    assert AutoTokenizer.from_pretrained(folder).mask_token == "<mask>"
+    assert ElectraForPreTraining.from_pretrained(folder).config.pad_token_id == 301
+
+
+def test_the_resolved_configuration_is_saved(finished, tiny):
+    config = read_run_config(finished)
+    assert config.model.vocab_size == 150  # the tokenizer's, where the recipe has 0
+    assert replace(config, model=replace(config.model, vocab_size=0)) == tiny
+    last = finished / "checkpoints" / "step-00000020"
+    assert (last / "config.yaml").read_text() == (finished / "config.yaml").read_text()
+
+
+def test_data_without_held_out_rows_is_refused_before_anything_is_made(
+    tiny, tmp_path, console, monkeypatch
+):
+    real = Shards.rows
+    monkeypatch.setattr(
+        Shards, "rows", lambda self, split: 0 if split == "held_out" else real(self, split)
+    )
+    with pytest.raises(UserError, match="no held-out rows"):
+        start(tiny, tmp_path / "run", console)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_broken_run_keeps_its_figures(tiny, with_train, tmp_path, console):
+    """Only a run that was refused before its first step leaves nothing behind."""
+    config = replace(tiny, optim=replace(tiny.optim, lr=1e30, warmup=0.0))
+    with pytest.raises(UserError, match="not a finite number"):
+        start(with_train(config, report_every=1), tmp_path / "run", console)
+    assert (tmp_path / "run" / "metrics.jsonl").stat().st_size > 0
+    assert (tmp_path / "run" / "config.yaml").exists()
