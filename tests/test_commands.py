@@ -290,6 +290,9 @@ def test_resume_starts_a_run_where_there_is_none(electra, data_folder, tmp_path)
     code, out, err = electra(*command, "train.budget=2steps")
     assert code == 0, err
     assert "Starting at step 0" in out
+    code, out, err = electra(*command, "train.budget=2steps")  # the very same line goes on
+    assert code == 0, err
+    assert "Resuming at step 2" in out
 
 
 def test_a_run_goes_on_only_with_its_own_data(refused, finished, other_data):

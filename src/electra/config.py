@@ -10,7 +10,6 @@ import inspect
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, Literal, TypeVar
 
 import yaml
@@ -39,7 +38,7 @@ def from_dict(kind: type[C], values: Mapping[str, Any], path: str = "") -> C:
         if dataclasses.is_dataclass(types[key]):
             if not isinstance(value, Mapping):
                 raise UserError(f"'{path}{key}' is a group of settings, not one value.")
-            built[key] = from_dict(types[key], value, f"{path}{key}.")  # type: ignore[arg-type]
+            built[key] = from_dict(types[key], value, f"{path}{key}.")
         else:
             built[key] = _convert(value, types[key], f"{path}{key}")
     return kind(**built)
@@ -98,7 +97,6 @@ def from_yaml(kind: type[C], text: str, source: str) -> C:
     return from_dict(kind, values)
 
 
-@cache
 def field_helps(kind: type) -> dict[str, str]:
     """The string literal under each field of a dataclass, joined into one line."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]

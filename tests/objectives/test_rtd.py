@@ -61,13 +61,13 @@ def test_loss_against_a_slow_reference():
             if masked.drawn[row, slot]:
                 place = int(masked.positions[row, slot])
                 drawn.add(place)
-                chances = logits[row, slot].double().softmax(0)
+                chances = logits[row, slot].detach().double().softmax(0)
                 mlm.append(-math.log(chances[batch.ids[row, place]]))
         for place in range(batch.ids.shape[1]):
             fake = outcome.corrupted[row, place] != batch.ids[row, place]
             assert not fake or place in drawn
             if batch.real[row, place]:  # [CLS] and [SEP] count, padding does not
-                p = 1 / (1 + math.exp(-scores[row, place]))
+                p = 1 / (1 + math.exp(-scores[row, place].item()))
                 detection.append(-math.log(p if fake else 1 - p))
                 replaced += int(fake)
     expected = sum(mlm) / len(mlm) + 50 * sum(detection) / len(detection)

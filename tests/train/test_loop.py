@@ -147,12 +147,12 @@ def broken_at(step: int, monkeypatch) -> None:
     """Let a weight become NaN in the forward pass of a step."""
     real, done = loop.step, []
 
-    def poisoned(forward, run, rows, rate):
+    def poisoned(run, rows, rate):
         if run.state.step == step - 1 and not done:
             done.append(step)
             with torch.no_grad():
                 run.objective.discriminator.dense.weight[0, 0] = math.nan
-        return real(forward, run, rows, rate)
+        return real(run, rows, rate)
 
     monkeypatch.setattr(loop, "step", poisoned)
 
@@ -270,7 +270,7 @@ def test_one_clip_over_both_networks(tiny, tmp_path, console):
         run.objective.train()
         random = torch.get_rng_state()
         batch = loop.unpack(rows)
-        loop.backward(run.objective, run, batch, run.objective.mask(batch))
+        loop.backward(run, batch, run.objective.mask(batch))
         squares = [p.grad.double().square().sum() for p in run.objective.parameters()]
         names = [n for n, p in run.objective.named_parameters() if p.grad.abs().sum() > 0]
         assert {n.split(".")[0] for n in names} == {"generator", "discriminator"}
@@ -282,7 +282,7 @@ def test_one_clip_over_both_networks(tiny, tmp_path, console):
                 sum(p.grad.double().square().sum() for p in run.objective.parameters())
             )
         )
-        sums = loop.step(run.objective, run, rows, 0.0)
+        sums = loop.step(run, rows, 0.0)
     norm = sum(squares).sqrt().item()
     assert norm > 1  # so that there is something to clip
     assert sums[-1].item() == pytest.approx(norm, rel=1e-4)

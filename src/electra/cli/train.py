@@ -11,7 +11,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 Settings = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...",
+        metavar="KEY=VALUE",
         help="Settings of the recipe to change, as  optim.lr=1e-3  or  model.layers=8.",
         show_default=False,
     ),
@@ -20,7 +20,7 @@ Settings = Annotated[
 
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A recipe, or a YAML file with one.")
+        str | None, typer.Argument(metavar="NAME", help="A recipe, or a YAML file with one.")
     ] = None,
     settings: Settings = None,
 ) -> None:
@@ -43,7 +43,7 @@ def pretrain(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RECIPE]",
+            metavar="RECIPE",
             help="One of  electra recipes , or a YAML file; not needed with --resume.",
             show_default=False,
         ),
@@ -73,33 +73,29 @@ def pretrain(
 
     The run folder gets checkpoints with everything that is needed to go on, and in each of them
     the folders `discriminator` and `generator`, which transformers loads. Ctrl-C or SIGTERM saves
-    and stops; --resume goes on to the same weights.
+    and stops; the same line with --resume goes on.
 
     Example:  electra pretrain paper.small --data shards --out runs/first --budget 2h optim.lr=1e-3
     """
     from electra.config import override
     from electra.errors import UserError
     from electra.recipes import recipe
+    from electra.train.pretrain import check_same, read_run_config, start
     from electra.train.pretrain import resume as go_on
-    from electra.train.pretrain import start
 
     console, _ = consoles()
     if name is not None and "=" in name:
         raise UserError(f"'{name}' stands where the recipe belongs: name a recipe first.")
+    changes = [*(settings or []), *([f"train.budget={budget}"] if budget else [])]
     if resume and (out / "config.yaml").is_file():
-        if settings or budget:
-            raise UserError(
-                "A resumed run keeps its settings: leave out --budget and key=value, or start a "
-                "new run in another --out."
-            )
+        stored = read_run_config(out)
+        check_same(stored, override(recipe(name) if name else stored, changes))
         raise typer.Exit(go_on(out, console, data))
     if name is None:
         raise UserError("Name a recipe: 'electra recipes' lists them.")
     if data is None:
         raise UserError("Name the prepared text with --data; 'electra prepare' makes it.")
-    changes = [*(settings or []), f"data.folder={data}"]
-    if budget:
-        changes.append(f"train.budget={budget}")
+    changes.append(f"data.folder={data.resolve()}")  # a run can be resumed from another folder
     raise typer.Exit(start(override(recipe(name), changes), out, console))
 
 

@@ -132,13 +132,19 @@ def show_sentences(console: Console, run: Path, examples: list[Sentence]) -> Non
         corrupted = Text("generator ", style="dim")
         for token, changed in zip(tokens[inner], outcome.replaced[0].tolist()[inner], strict=True):
             glue = "" if token.startswith("##") else " "
-            style = "bold yellow" if changed else "default"
-            corrupted.append(glue + token.removeprefix("##"), style=style)
+            word = token.removeprefix("##")
+            if changed:
+                corrupted.append(f"{glue}<{word}>", style="bold yellow")
+            else:
+                corrupted.append(glue + word, style="default")
         console.print(corrupted)
         verdict = painted(zip(tokens[inner], chances, strict=True))
         console.print(Text("verdict    ", style="dim").append_text(verdict))
     console.print(
-        "\nYellow: the generator's replacements. Red ground: the discriminator's suspicion."
+        "\n<yellow>: what the generator replaced. Red ground, [alarm]: what the discriminator "
+        "suspects.",
+        markup=False,
+        highlight=False,
     )
 
 

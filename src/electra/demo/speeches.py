@@ -71,7 +71,7 @@ def sentences(speeches: list[Speech], count: int, seed: int) -> list[Sentence]:
         for speech in speeches
         for paragraph in speech.paragraphs
         for sentence in re.split(r"(?<=[.!?])\s+", paragraph)
-        if 8 <= len(sentence.split()) <= 40
+        if 8 <= len(sentence.split()) <= 40 and re.fullmatch(r"[A-Z].*[.!?]", sentence)
     ]
     rng = random.Random(seed)
     drawn = rng.sample(found, min(count, len(found)))

@@ -45,7 +45,8 @@ def locate(model: str, network: Literal["discriminator", "generator"]) -> Path:
         if (path / "config.yaml").is_file():
             raise UserError(f"The run {path} has no checkpoint yet: go on with it by --resume.")
         raise UserError(f"{path} is neither a run nor a checkpoint nor a folder with a model.")
-    if path.exists() or model.count("/") != 1 or model.startswith((".", "~")):
+    # A Hub name looks like a path of two parts, but its first part is no folder here.
+    if path.exists() or model.count("/") != 1 or path.parent.exists() or model[0] in "./~":
         raise UserError(f"There is no model at '{model}': give a run, a folder or a Hub name.")
     hub = require("huggingface_hub", "hub")
     wanted = ["config.json", "model.safetensors", "tokenizer*.json", "vocab.txt"]

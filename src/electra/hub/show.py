@@ -6,13 +6,14 @@ from rich.text import Text
 
 
 def painted(tokens: Iterable[tuple[str, float]]) -> Text:
-    """Each token on a ground from plain (original) to red (replaced)."""
+    """Each token on a ground from plain (original) to red (replaced), an alarm in brackets."""
     text = Text()
     for token, replaced in tokens:
         glued = token.startswith("##")
         if text and not glued:
             text.append(" ")
+        word = token.removeprefix("##") if glued else token
         red = round(min(max(replaced, 0.0), 1.0) * 5)
         style = f"on color({52 + 36 * (red - 1)})" if red else ""
-        text.append(token.removeprefix("##") if glued else token, style=style)
+        text.append(f"[{word}]" if replaced > 0.5 else word, style=style)
     return text

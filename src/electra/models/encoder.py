@@ -47,6 +47,10 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         if self.layers < 1 or self.hidden < 1 or self.embedding < 1:
             raise UserError("model.layers, model.hidden and model.embedding must be at least 1.")
+        if not (0 <= self.dropout < 1 and 0 <= self.attention_dropout < 1):
+            raise UserError("model.dropout and model.attention_dropout are shares below 1.")
+        if self.vocab_multiple < 1:
+            raise UserError("model.vocab_multiple must be at least 1.")
         if self.start == "neighbours" and self.embedding % 2:
             raise UserError("model.start=neighbours needs an even model.embedding.")
         if self.hidden % self.head_count:

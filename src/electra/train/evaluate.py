@@ -45,7 +45,7 @@ def evaluate(run: Path, data: Path, rows: int) -> tuple[Path, dict[str, float]]:
             f"{data} was prepared with another tokenizer than {run}: prepare the text again with "
             f"--tokenizer {tokenizer}"
         )
-    device = choose_device(config.train.device)
+    device = choose_device("auto")  # not necessarily the machine that trained
     dtype = choose_precision(config.train.precision, device)
     micro_batch = config.data.batch // config.train.accumulate
     return last, validate(objective.to(device), held_out_rows(shards, rows), micro_batch, dtype)

@@ -1,17 +1,17 @@
 """The training loop: what happens is what is written here."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from electra.errors import UserError
 from electra.objectives.batch import Batch, unpack
 from electra.objectives.corrupt import Masked
-from electra.objectives.rtd import SUMS, ReplacedTokenDetection, summarise, totals_of
+from electra.objectives.rtd import SUMS, Outcome, ReplacedTokenDetection, summarise, totals_of
 from electra.optim.adam import PaperAdam
 from electra.optim.schedule import OptimConfig, learning_rate
 from electra.train import checkpoint
@@ -72,6 +72,8 @@ class Run:
     optim: OptimConfig
     budget: Budget
     objective: ReplacedTokenDetection
+    forward: Callable[..., Outcome]
+    """The objective as it is called: compiled, or itself."""
     optimizer: PaperAdam
     state: TrainState
     dtype: torch.dtype
@@ -97,16 +99,13 @@ class Run:
 def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
     """Train until the budget is spent or a signal comes; a checkpoint is left in each case."""
     state, loop = run.state, run.loop
-    forward: nn.Module = run.objective
-    if loop.compile:
-        forward = torch.compile(forward)  # type: ignore[assignment]
     meter = Meter(run)
     started = time.perf_counter() - state.seconds
     run.objective.train()
     while run.progress < 1 and stop.signal is None:
         rows = next(batches)
         rate = learning_rate(run.progress, run.optim)
-        meter.add(step(forward, run, rows, rate))  # tensors, never floats: no hidden wait
+        meter.add(step(run, rows, rate))  # tensors, never floats: no hidden wait
         state.step += 1
         state.rows += len(rows)
         state.tokens += len(rows) * (rows.shape[1] - 2)
@@ -125,11 +124,11 @@ def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
         checkpoint.save(run.folder, state, run.objective, run.optimizer, pad_id=run.pad_id)
 
 
-def step(forward: nn.Module, run: Run, rows: Tensor, rate: float) -> Tensor:
+def step(run: Run, rows: Tensor, rate: float) -> Tensor:
     """One update of both networks from one batch; returns its sums and the gradient's norm."""
     batch = unpack(rows)
     masked = run.objective.mask(batch)
-    sums = backward(forward, run, batch, masked)
+    sums = backward(run, batch, masked)
     norm = torch.nn.utils.clip_grad_norm_(run.objective.parameters(), run.optim.clip)
     for group in run.optimizer.param_groups:
         group["lr"] = rate
@@ -138,26 +137,29 @@ def step(forward: nn.Module, run: Run, rows: Tensor, rate: float) -> Tensor:
     return torch.cat([sums, norm.float().reshape(1)])
 
 
-def backward(forward: nn.Module, run: Run, batch: Batch, masked: Masked) -> Tensor:
+def backward(run: Run, batch: Batch, masked: Masked) -> Tensor:
     """Gradients of a batch, micro-batch by micro-batch, with the whole batch's token counts."""
     totals = totals_of(batch, masked)
     sums = torch.zeros(len(SUMS), device=run.device)
     parts = zip(*(t.split(run.micro_batch) for t in (*batch, *masked)), strict=True)
     for part in parts:
         with autocast(run.device, run.dtype):
-            outcome = forward(Batch(*part[:3]), Masked(*part[3:]), totals)
+            outcome = run.forward(Batch(*part[:3]), Masked(*part[3:]), totals)
         outcome.loss.backward()
         sums += outcome.sums
     return sums
 
 
 def dry_run(run: Run, rows: Tensor) -> None:
-    """A whole step that changes nothing: too little memory shows now, not in an hour."""
+    """A whole step that changes nothing: too little memory shows now, not in an hour.
+
+    It also compiles, before the clock of a time budget starts to run.
+    """
     before = random_state(run.device)
     run.objective.train()
     try:
         batch = unpack(rows)
-        backward(run.objective, run, batch, run.objective.mask(batch))
+        backward(run, batch, run.objective.mask(batch))
         for p in run.objective.parameters():
             run.optimizer.moments(p)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from electra.config import from_yaml, to_dict, to_yaml
+from electra.config import flatten, from_yaml, to_dict, to_yaml
 from electra.errors import UserError
 from electra.models.electra import GeneratorConfig, build_pair, generator_sizes
 from electra.models.encoder import EncoderConfig
@@ -119,6 +119,17 @@ def read_run_config(out: Path) -> PretrainConfig:
     return from_yaml(PretrainConfig, path.read_text(encoding="utf-8"), str(path))
 
 
+def check_same(stored: PretrainConfig, wanted: PretrainConfig) -> None:
+    """Refuse to resume with other settings than those that the run was started with."""
+    found, others = dict(flatten(stored)), dict(flatten(wanted))
+    for key in found.keys() - {"data.folder", "model.vocab_size"}:  # filled in at the start
+        if found[key] != others[key]:
+            raise UserError(
+                f"The run was started with {key}={found[key]}, not {others[key]}: a resumed run "
+                "keeps its settings; leave that out, or start a new run in another --out."
+            )
+
+
 def build_objective(config: PretrainConfig, vocab: Vocabulary) -> ReplacedTokenDetection:
     """Both networks with their initial weights, and the loss."""
     generator, discriminator = build_pair(config.model, config.generator, vocab.absent)
@@ -191,6 +202,7 @@ def opened(
                 optim=optim,
                 budget=parse_budget(config.train.budget),
                 objective=objective,
+                forward=torch.compile(objective) if config.train.compile else objective,
                 optimizer=optimizer,
                 state=state,
                 dtype=dtype,

@@ -1,0 +1,54 @@
+"""What the documents print is what happens: README's commands, and excerpts of the code."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_commands_of_the_readme(corpus, tmp_path):
+    block = re.search(r"<!-- tested -->\n```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert block is not None
+    (tmp_path / "my-text.txt").write_text(corpus.read_text() * 3)
+    lines = [line for line in block[1].splitlines() if line.strip()]
+    assert len(lines) >= 6
+    for line in lines:
+        program, *arguments = shlex.split(line, comments=True)
+        assert program == "electra"
+        done = subprocess.run(
+            [sys.executable, "-m", "electra", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+    assert (tmp_path / "runs" / "mine" / "report.html").is_file()
+
+
+def test_make_knows_the_commands_of_the_readme():
+    rules = (ROOT / "Makefile").read_text()
+    for name in re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(), re.M):
+        assert re.search(rf"^{name}:", rules, re.M), name
+
+
+@pytest.mark.parametrize("page", sorted(p.name for p in (ROOT / "docs").glob("*.md")))
+def test_excerpts_are_the_code(page):
+    text = (ROOT / "docs" / page).read_text()
+    for file, excerpt in re.findall(r"<!-- from (src/\S+) -->\n```\w*\n(.*?)```", text, re.S):
+        assert excerpt in (ROOT / file).read_text(), f"{page}: the excerpt of {file} is old"
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/how-it-works.md", "docs/your-own-text.md"]
+)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", (ROOT / page).read_text()):
+        if "://" not in link:
+            assert (ROOT / page).parent.joinpath(link).exists(), link
