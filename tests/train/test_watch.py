@@ -5,6 +5,7 @@ import math
 import pytest
 
 from electra.errors import UserError
+from electra.train import loop
 from electra.train.pretrain import start
 from electra.train.record import read_metrics
 from electra.train.watch import Watch, check_finite
@@ -56,8 +57,13 @@ def test_what_is_no_number_stops_the_run(value):
         check_finite(good | {"gradient_norm": value}, 7, "Here.")
 
 
-def test_a_run_says_it_in_the_record_and_on_the_console(tiny, with_train, tmp_path, console):
-    """Two steps of training know nothing yet: both findings, at the end."""
+def test_a_run_says_it_in_the_record_and_on_the_console(
+    tiny, with_train, tmp_path, console, monkeypatch
+):
+    """Two steps of training know nothing yet: both findings, at the end, unless it is a trial."""
+    start(with_train(tiny, budget="2steps"), tmp_path / "trial", console)
+    assert "warning" not in console.file.getvalue()
+    monkeypatch.setattr(loop, "TRIAL", 0)
     start(with_train(tiny, budget="2steps"), tmp_path / "run", console)
     said = [m["message"] for m in read_metrics(tmp_path / "run") if m["kind"] == "event"]
     assert said[0] == "started"

@@ -24,6 +24,9 @@ from electra.train.record import Record, TrackerName
 from electra.train.validate import validate
 from electra.train.watch import Watch, check_finite
 
+TRIAL = 500
+"""Steps; a shorter run tries whether things work, and cannot be blamed for not learning."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopConfig:
@@ -187,6 +190,8 @@ def look_at_held_out(run: Run) -> None:
     state.held_out = validate(run.objective, run.held_out, run.micro_batch, run.dtype)
     run.record.write("held_out", state.step, tokens=state.tokens, **state.held_out)
     show(run, held_out=state.held_out)
+    if state.step < TRIAL:
+        return
     for finding in run.watch.look(run.progress, state.held_out):
         run.record.write("event", state.step, message=finding)
         run.view.say(f"warning: {finding}", style="yellow")

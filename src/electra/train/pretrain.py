@@ -146,7 +146,7 @@ def run_loop(
         position = run.state.rows
         first = torch.from_numpy(rows_at(shards, position, config.data.batch, config.train.seed))
         dry_run(run, first.to(run.device))
-        if run.state.step == 0:
+        if not read_metrics(out):
             run.record.write("event", 0, message="started", parameters=_parameters(run))
         run.view.say(_headline(run, shards))
         batches = stream(shards, config.data.batch, config.train.seed, position, run.device)
