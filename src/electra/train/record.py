@@ -90,11 +90,11 @@ class Dashboard:
     """Weights & Biases, or Trackio, which speaks the same language."""
 
     def __init__(self, library: Any, run: Path, config: dict[str, Any]) -> None:
-        self.library = library
+        self.module = library
         library.init(project="electra", name=run.resolve().name, config=config)
 
     def log(self, figures: dict[str, float], step: int) -> None:
-        self.library.log(figures, step=step)
+        self.module.log(figures, step=step)
 
     def close(self) -> None:
-        self.library.finish()
+        self.module.finish()
