@@ -88,6 +88,20 @@ def test_folders_load_back(pair, inputs, tmp_path):
     torch.testing.assert_close(logits, expected)
 
 
+def test_an_output_matrix_of_its_own_is_refused(pair, tmp_path):
+    generator, _ = pair
+    export(generator, tmp_path, pad_id=0)
+    weights = load_file(tmp_path / "model.safetensors")
+    table = weights["electra.embeddings.word_embeddings.weight"]
+    weights["generator_lm_head.weight"] = table.clone()
+    save_file(weights, tmp_path / "model.safetensors")
+    load_generator(tmp_path)  # the same matrix under its second name
+    weights["generator_lm_head.weight"] = table + 1
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="not the token table"):
+        load_generator(tmp_path)
+
+
 def test_a_foreign_or_incomplete_folder_is_refused(pair, tmp_path):
     generator, discriminator = pair
     export(generator, tmp_path / "g", pad_id=0)

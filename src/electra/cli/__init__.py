@@ -1,6 +1,5 @@
 """The command line: one verb per intention; what a verb needs is imported when it runs."""
 
-import errno
 import sys
 from typing import Annotated
 
@@ -9,6 +8,7 @@ import typer
 from electra import __version__
 from electra.cli import text, train, use
 from electra.errors import UserError
+from electra.text.files import FULL
 
 app = typer.Typer(
     name="electra",
@@ -70,7 +70,7 @@ def run_app() -> int:
     except BrokenPipeError:
         return 1
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             return fail("the disk is full: free some space and run the same command again.", 2)
         raise
     except SystemExit as leaving:

@@ -95,7 +95,7 @@ def pretrain(
         raise UserError("Name a recipe: 'electra recipes' lists them.")
     if data is None:
         raise UserError("Name the prepared text with --data; 'electra prepare' makes it.")
-    changes.append(f"data.folder={data.resolve()}")  # a run can be resumed from another folder
+    changes.append(f"data.folder={data}")
     raise typer.Exit(start(override(recipe(name), changes), out, console))
 
 

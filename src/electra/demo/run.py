@@ -3,6 +3,7 @@
 import json
 import shutil
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -97,6 +98,9 @@ def run_demo(out: Path, budget: str | None, console: Console) -> None:
     result = {"seconds": round(seconds, 1), "held_out": metrics, "order_accuracy": scores}
     (out / MARK).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     console.print(f"\nThe demo took {seconds / 60:.1f} minutes; everything is in {out}/\n")
+    if shutil.which("electra") is None:  # run from its environment, which the shell does not know
+        activate = Path(sys.prefix) / "bin" / "activate"
+        console.print(f"First, once in each shell:  source {activate}\n", soft_wrap=True)
     console.print(NEXT, highlight=False, markup=False, soft_wrap=True)
 
 

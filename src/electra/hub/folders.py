@@ -37,6 +37,7 @@ DISCRIMINATOR_HEAD = {
 }
 GENERATOR_HEAD = {"dense": "generator_predictions.dense", "norm": "generator_predictions.LayerNorm"}
 PARTS = ("weight", "bias")
+TOKEN_TABLE = f"electra.embeddings.{EMBEDDINGS['token.weight']}"
 N = TypeVar("N", Generator, Discriminator)
 
 
@@ -149,6 +150,11 @@ def _fill(network: N, folder: Path) -> N:
                 if names
             )
             + "."
+        )
+    output = weights.get("generator_lm_head.weight")
+    if output is not None and not torch.equal(output, weights[TOKEN_TABLE]):
+        raise UserError(
+            f"{path}: the output matrix is not the token table; we have only tied ones."
         )
     with torch.no_grad():
         for name, parameter in wanted.items():

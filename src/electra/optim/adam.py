@@ -10,7 +10,7 @@ from torch import Tensor, nn
 class PaperAdam(torch.optim.Optimizer):
     """Adam without bias correction, epsilon outside the root, decay added to the update.
 
-    torch.optim.AdamW differs in the first: there the first step is 3.2 times as short.
+    torch.optim.AdamW has the correction, which makes its first step 3.2 times shorter.
     """
 
     def __init__(

@@ -70,15 +70,9 @@ def save(
     partial.mkdir(parents=True)
     try:
         parameters = dict(objective.named_parameters())
-        moments = {
-            f"{kind}.{name}": tensor
-            for name, p in parameters.items()
-            for kind, tensor in optimizer.moments(p).items()
-        }
-        device = objective.maskable.device
         _save_tensors(partial / "model.safetensors", parameters)
-        _save_tensors(partial / "optimizer.safetensors", moments)
-        _save_tensors(partial / "random.safetensors", random_state(device))
+        _save_tensors(partial / "optimizer.safetensors", _moments(parameters, optimizer))
+        _save_tensors(partial / "random.safetensors", random_state(objective.maskable.device))
         for network, name in (
             (objective.discriminator, "discriminator"),
             (objective.generator, "generator"),
@@ -110,11 +104,7 @@ def restore(
         _copy_all(load_file(checkpoint / "model.safetensors"), parameters, checkpoint)
         state = read_state(checkpoint)
         if optimizer is not None:
-            moments = {
-                f"{kind}.{name}": tensor
-                for name, p in parameters.items()
-                for kind, tensor in optimizer.moments(p).items()
-            }
+            moments = _moments(parameters, optimizer)
             _copy_all(load_file(checkpoint / "optimizer.safetensors"), moments, checkpoint)
             set_random_state(load_file(checkpoint / "random.safetensors"))
     return state
@@ -146,6 +136,15 @@ def clean(run: Path) -> None:
     """Remove what a killed process left half-written."""
     for partial in (run / "checkpoints").glob(".step-*.partial"):
         shutil.rmtree(partial)
+
+
+def _moments(parameters: dict[str, nn.Parameter], optimizer: PaperAdam) -> dict[str, Tensor]:
+    """Adam's two means of each parameter, under its name."""
+    return {
+        f"{kind}.{name}": tensor
+        for name, p in parameters.items()
+        for kind, tensor in optimizer.moments(p).items()
+    }
 
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor] | dict[str, nn.Parameter]) -> None:

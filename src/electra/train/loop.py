@@ -250,10 +250,8 @@ class Meter:
         """Write and show the figures since the last report."""
         run, state, values = self.run, self.run.state, self.check()
         seconds = time.perf_counter() - self.time_before
-        rows, tokens = (
-            state.rows - self.state_before.rows,
-            state.tokens - self.state_before.tokens,
-        )
+        rows = state.rows - self.state_before.rows
+        tokens = state.tokens - self.state_before.tokens
         figures = summarise(values, run.objective.config) | {
             "gradient_norm": values["gradient_norm"] / self.steps,
             "learning_rate": rate,

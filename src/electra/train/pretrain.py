@@ -82,7 +82,11 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
             f"model.vocab_size={config.model.vocab_size}, but the tokenizer of {shards.folder} has "
             f"{vocab.size} ids: leave model.vocab_size at 0."
         )
-    config = replace(config, model=replace(config.model, vocab_size=vocab.size))
+    config = replace(
+        config,
+        model=replace(config.model, vocab_size=vocab.size),
+        data=replace(config.data, folder=str(shards.folder.resolve())),  # to resume from anywhere
+    )
     generator_sizes(config.model, config.generator)  # refuses what cannot be built
     with run_folder(out):
         shutil.copytree(shards.tokenizer, out / "tokenizer")
@@ -122,10 +126,11 @@ def read_run_config(out: Path) -> PretrainConfig:
 def check_same(stored: PretrainConfig, wanted: PretrainConfig) -> None:
     """Refuse to resume with other settings than those that the run was started with."""
     found, others = dict(flatten(stored)), dict(flatten(wanted))
-    for key in found.keys() - {"data.folder", "model.vocab_size"}:  # filled in at the start
-        if found[key] != others[key]:
+    for key, value in found.items():
+        filled_in = key in ("data.folder", "model.vocab_size")  # by the start of the run
+        if value != others[key] and not filled_in:
             raise UserError(
-                f"The run was started with {key}={found[key]}, not {others[key]}: a resumed run "
+                f"The run was started with {key}={value}, not {others[key]}: a resumed run "
                 "keeps its settings; leave that out, or start a new run in another --out."
             )
 
@@ -231,9 +236,10 @@ def _parameters(run: Run) -> dict[str, int]:
 def _headline(run: Run, shards: Shards) -> str:
     sizes = _parameters(run)
     where = "Resuming at step" if run.state.step else "Starting at step"
+    precision = str(run.dtype).removeprefix("torch.")
     return (
-        f"{where} {run.state.step:,} on {run.device.type} in {str(run.dtype)[6:]}"
-        f": discriminator {sizes['discriminator'] / 1e6:.1f} M parameters, generator "
+        f"{where} {run.state.step:,} on {run.device.type} in {precision}: "
+        f"discriminator {sizes['discriminator'] / 1e6:.1f} M parameters, generator "
         f"{sizes['generator'] / 1e6:.1f} M, {shards.tokens / 1e6:.1f} M tokens of text, "
         f"{run.loop.budget}."
     )
