@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from electra.errors import UserError
+from electra.hub import ask
 from electra.hub.ask import detect, fill, locate
 from electra.hub.folders import load_discriminator, load_generator, read_config
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
@@ -210,3 +211,11 @@ def test_other_configurations_are_refused(content, message, tmp_path):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError, match=message):
         read_config(tmp_path)
+
+
+def test_a_mistyped_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ask, "require", lambda *_: pytest.fail("the Hub was asked"))
+    with pytest.raises(UserError, match="no model at 'runs/none'"):
+        locate("runs/none", "generator")

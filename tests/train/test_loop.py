@@ -367,3 +367,14 @@ def test_speed_and_peak_share_are_arithmetic(tiny, with_train, tmp_path, console
         seconds = 2 * 256 / line["tokens_per_second"]
         assert seconds % 0.25 == pytest.approx(0)
         assert line["peak_share"] == pytest.approx(2 * 8 * flops / seconds / 1e12)
+
+
+def test_what_is_shown_unmasked_costs_the_generator_nothing(tiny, tmp_path, console):
+    """So guessing by frequency costs less, and the watch must compare with that."""
+    found = []
+    for shown in (1.0, 0.5):
+        config = replace(tiny, objective=replace(tiny.objective, mask_shown=shown))
+        opening, _ = opened_run(config, tmp_path / str(shown), console)
+        with opening as run:
+            found.append(run.watch.frequency_loss)
+    assert found[1] == pytest.approx(found[0] / 2)

@@ -195,3 +195,13 @@ def test_a_run_folder_is_not_overwritten(straight, console):
     with pytest.raises(UserError, match="not empty"):
         start(replace(config), elsewhere, console)
     assert [p.name for p in elsewhere.iterdir()] == ["letter.txt"]
+
+
+def test_a_run_is_resumed_from_anywhere(tiny, with_train, tmp_path, console, monkeypatch):
+    """The data may be named by a relative path; the run remembers where it really is."""
+    data = Path(tiny.data.folder)
+    monkeypatch.chdir(data.parent)
+    config = with_train(replace(tiny, data=replace(tiny.data, folder=data.name)), budget="2steps")
+    start(config, tmp_path / "run", console)
+    monkeypatch.chdir(tmp_path)
+    assert resume(tmp_path / "run", console) == 0
