@@ -18,11 +18,16 @@ ALLOWED = {
     "optim": {"errors", "config"},
     "models": {"errors", "config"},
     "objectives": {"errors", "config", "models"},
+    "tasks": {"errors", "config", "text"},
     "hub": {"errors", "config", "models", "text"},
     "train": {"errors", "config", "models", "objectives", "optim", "text", "hub"},
+    "finetune": {
+        *("errors", "config", "models", "objectives", "optim", "text", "hub", "train", "tasks")
+    },
     "recipes": {"errors", "config", "models", "objectives", "optim", "text", "train"},
     "demo": {
-        *("errors", "config", "models", "objectives", "optim", "text", "hub", "train", "recipes")
+        *("errors", "config", "models", "objectives", "optim", "text", "hub", "train", "recipes"),
+        *("tasks", "finetune"),
     },
 }
 OPTIONAL = {
@@ -90,7 +95,7 @@ def test_optional_libraries_are_imported_where_they_are_needed(path):
         assert not (at_once and heads & OPTIONAL), f"{path}: {module} at module level"
 
 
-@pytest.mark.parametrize("name", ["text", "config", "errors", "cli"])
+@pytest.mark.parametrize("name", ["text", "tasks", "config", "errors", "cli"])
 def test_the_light_rooms_do_without_torch(name):
     for path in FILES:
         if room(path) == name:

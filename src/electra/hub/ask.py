@@ -38,8 +38,9 @@ def locate(model: str, network: Literal["discriminator", "generator"]) -> Path:
         checkpoints = sorted((path / "checkpoints").glob("step-*"))
         if checkpoints:
             return checkpoints[-1] / network
-        if (path / network).is_dir():
-            return path / network
+        for inner in (network, "model"):  # a checkpoint, or what fine-tuning wrote
+            if (path / inner / "config.json").is_file():
+                return path / inner
         if (path / "config.json").is_file():
             return path
         if (path / "config.yaml").is_file():

@@ -4,7 +4,7 @@ Written and read with safetensors alone; transformers is not needed for either.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,23 +43,34 @@ N = TypeVar("N", Generator, Discriminator)
 
 def export(network: Generator | Discriminator, folder: Path, pad_id: int) -> None:
     """Write one network; padded rows of the vocabulary stay behind."""
-    folder.mkdir(parents=True, exist_ok=True)
+    kind = "ElectraForMaskedLM" if isinstance(network, Generator) else "ElectraForPreTraining"
     config = network.encoder.config
+    write_model(
+        folder,
+        _named_tensors(network),
+        transformers_config(config, kind, pad_id),
+        config.vocab_size,
+    )
+
+
+def write_model(
+    folder: Path, tensors: Iterable[tuple[str, Tensor]], config: dict[str, Any], vocab_size: int
+) -> None:
+    """Write `model.safetensors` and `config.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
     weights = {}
-    for theirs, ours in _named_tensors(network):
+    for theirs, ours in tensors:
         tensor = ours.detach()
         if theirs.endswith(("word_embeddings.weight", "generator_lm_head.bias")):
-            tensor = tensor[: config.vocab_size]
+            tensor = tensor[:vocab_size]
         weights[theirs] = tensor.cpu().clone().contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    text = json.dumps(transformers_config(network, pad_id), indent=2)
+    text = json.dumps(config, indent=2, ensure_ascii=False)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
-def transformers_config(network: Generator | Discriminator, pad_id: int) -> dict[str, Any]:
-    """The `ElectraConfig` of a network."""
-    config = network.encoder.config
-    kind = "ElectraForMaskedLM" if isinstance(network, Generator) else "ElectraForPreTraining"
+def transformers_config(config: EncoderConfig, kind: str, pad_id: int) -> dict[str, Any]:
+    """The `ElectraConfig` of a network that transformers' class `kind` loads."""
     return {
         "architectures": [kind],
         "model_type": "electra",
@@ -85,6 +96,15 @@ def transformers_config(network: Generator | Discriminator, pad_id: int) -> dict
 def load_discriminator(folder: Path) -> Discriminator:
     """A discriminator from a folder of the ecosystem, ours or another's."""
     return _fill(Discriminator(Encoder(read_config(folder))), folder)
+
+
+def load_encoder(folder: Path) -> Encoder:
+    """The encoder alone, whatever head is on it."""
+    encoder = Encoder(read_config(folder))
+    weights = read_weights(folder)
+    body = {name: tensor for name, tensor in weights.items() if name.startswith("electra.")}
+    copy_weights(folder, body, dict(named_encoder(encoder)), "an ELECTRA")
+    return encoder.eval()
 
 
 def load_generator(folder: Path) -> Generator:
@@ -126,6 +146,19 @@ def read_config(folder: Path) -> EncoderConfig:
 
 def _fill(network: N, folder: Path) -> N:
     """Copy a folder's weights into a network; each name must be there, and none besides."""
+    weights = read_weights(folder)
+    output = weights.pop("generator_lm_head.weight", None)
+    if output is not None and not torch.equal(output, weights.get(TOKEN_TABLE, output[:0])):
+        raise UserError(
+            f"{folder}: the output matrix is not the token table; we have only tied ones."
+        )
+    kind = f"a {type(network).__name__.lower()}"
+    copy_weights(folder, weights, dict(_named_tensors(network)), kind)
+    return network.eval()
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of `model.safetensors`, under transformers' names."""
     path = folder / "model.safetensors"
     if not path.is_file():
         raise UserError(
@@ -136,14 +169,20 @@ def _fill(network: N, folder: Path) -> N:
         weights = load_file(path)
     except SafetensorError as error:
         raise UserError(f"{path} is damaged ({error}); export or download it again.") from None
-    wanted = dict(_named_tensors(network))
-    # Buffers and the second name of the tied matrix, which some versions of transformers write
-    ignored = {"electra.embeddings.position_ids", "generator_lm_head.weight"}
-    missing, unknown = wanted.keys() - weights.keys(), weights.keys() - wanted.keys() - ignored
+    # A buffer that some versions of transformers write
+    weights.pop("electra.embeddings.position_ids", None)
+    return weights
+
+
+def copy_weights(
+    folder: Path, weights: dict[str, Tensor], wanted: dict[str, Tensor], kind: str
+) -> None:
+    """Copy tensors into those that are wanted; the names must be the same, and the shapes."""
+    path = folder / "model.safetensors"
+    missing, unknown = wanted.keys() - weights.keys(), weights.keys() - wanted.keys()
     if missing or unknown:
-        kind = type(network).__name__.lower()
         raise UserError(
-            f"{path} is not the weights of a {kind}: "
+            f"{path} is not the weights of {kind}: "
             + "; ".join(
                 f"{word} {sorted(names)[0]} and {len(names) - 1} more"
                 for word, names in (("missing", missing), ("unexpected", unknown))
@@ -151,26 +190,29 @@ def _fill(network: N, folder: Path) -> N:
             )
             + "."
         )
-    output = weights.get("generator_lm_head.weight")
-    if output is not None and not torch.equal(output, weights[TOKEN_TABLE]):
-        raise UserError(
-            f"{path}: the output matrix is not the token table; we have only tied ones."
-        )
     with torch.no_grad():
         for name, parameter in wanted.items():
             if parameter.shape != weights[name].shape:
                 raise UserError(f"{path}: {name} does not have the shape that config.json states.")
             parameter.copy_(weights[name])
-    return network.eval()
 
 
 def _named_tensors(network: Generator | Discriminator) -> Iterator[tuple[str, Tensor]]:
     """Each tensor under transformers' name; views into ours, so that they serve both ways."""
-    encoder = network.encoder
+    yield from named_encoder(network.encoder)
+    if isinstance(network, Generator):
+        yield "generator_lm_head.bias", network.bias
+    head = GENERATOR_HEAD if isinstance(network, Generator) else DISCRIMINATOR_HEAD
+    for ours, theirs in head.items():
+        yield from named_linear(theirs, network.get_submodule(ours))
+
+
+def named_encoder(encoder: Encoder) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of an encoder, likewise."""
     for ours, theirs in EMBEDDINGS.items():
         yield f"electra.embeddings.{theirs}", encoder.embeddings.get_parameter(ours)
     if not isinstance(encoder.project, nn.Identity):
-        yield from _linear("electra.embeddings_project", encoder.project)
+        yield from named_linear("electra.embeddings_project", encoder.project)
     for i, layer in enumerate(encoder.layers):
         path = f"electra.encoder.layer.{i}"
         for part in PARTS:
@@ -178,14 +220,10 @@ def _named_tensors(network: Generator | Discriminator) -> Iterator[tuple[str, Te
             for theirs, tensor in zip(("query", "key", "value"), fused, strict=True):
                 yield f"{path}.attention.self.{theirs}.{part}", tensor
         for ours, theirs in LAYER.items():
-            yield from _linear(f"{path}.{theirs}", layer.get_submodule(ours))
-    if isinstance(network, Generator):
-        yield "generator_lm_head.bias", network.bias
-    head = GENERATOR_HEAD if isinstance(network, Generator) else DISCRIMINATOR_HEAD
-    for ours, theirs in head.items():
-        yield from _linear(theirs, network.get_submodule(ours))
+            yield from named_linear(f"{path}.{theirs}", layer.get_submodule(ours))
 
 
-def _linear(path: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def named_linear(path: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The two tensors of a linear layer or a norm."""
     for part in PARTS:
         yield f"{path}.{part}", module.get_parameter(part)

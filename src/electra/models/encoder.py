@@ -92,6 +92,18 @@ class Embeddings(nn.Module):
         return self.dropout(self.norm(x))  # (batch, length, embedding)
 
 
+class Attention(nn.Module):
+    """Each query's mixture of the values; `mask` is True where a key may be looked at."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        p = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p)
+
+
 class Layer(nn.Module):
     """Self-attention and feed-forward, each followed by dropout, residual and LayerNorm."""
 
@@ -99,7 +111,7 @@ class Layer(nn.Module):
         super().__init__()
         hidden, inner = config.hidden, config.feed_forward_width
         self.heads = config.head_count
-        self.attention_dropout = config.attention_dropout
+        self.attention = Attention(config.attention_dropout)
         self.qkv = nn.Linear(hidden, 3 * hidden)  # one product instead of three
         self.attended = nn.Linear(hidden, hidden)
         self.attention_norm = nn.LayerNorm(hidden, eps=1e-12)
@@ -120,8 +132,7 @@ class Layer(nn.Module):
         batch, length, hidden = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, hidden // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, hidden / heads)
-        p = self.attention_dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p)
+        mixed = self.attention(q, k, v, mask)
         return self.attended(mixed.transpose(1, 2).reshape(batch, length, hidden))
 
 

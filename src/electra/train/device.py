@@ -29,11 +29,13 @@ def choose_precision(wish: Precision, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if wish == "bf16" else torch.float32
 
 
-def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
-    """Products in `dtype`, sums and norms in fp32."""
+def autocast(
+    device: torch.device, dtype: torch.dtype, cache: bool = True
+) -> contextlib.AbstractContextManager[object]:
+    """Products in `dtype`, sums and norms in fp32; `cache` keeps the casts of the weights."""
     if dtype == torch.float32:
         return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype)
+    return torch.autocast(device.type, dtype, cache_enabled=cache)
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:

@@ -1,0 +1,255 @@
+"""The verbs after pre-training: finetune, glue, predict, probe."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from electra.cli.console import consoles, warn
+from electra.cli.train import Json
+from electra.cli.use import Model
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Settings to change, as  lr=1e-4  or  epochs=5 ; --settings lists them.",
+        show_default=False,
+    ),
+]
+Seeds = Annotated[
+    str,
+    typer.Option(help="How many seeds, or which: 5 means 0 to 4, and 3,7 those two."),
+]
+TASKS = (
+    "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; squad1, squad2; conll2000, conll2003; or "
+    "for your own files: classify, regress, pair, choice, tag, qa."
+)
+
+
+def print_settings(wanted: bool) -> None:
+    """Print every setting with its default and what it means."""
+    if wanted:
+        from electra.config import to_yaml
+        from electra.finetune.settings import FinetuneConfig
+
+        typer.echo(to_yaml(FinetuneConfig()), nl=False)
+        raise typer.Exit
+
+
+Listed = Annotated[
+    bool,
+    typer.Option(
+        "--settings", callback=print_settings, is_eager=True, help="List the settings and leave."
+    ),
+]
+
+
+def read_seeds(text: str) -> list[int]:
+    """5 -> 0 to 4; 3,7 -> those."""
+    from electra.errors import UserError
+
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [-1]
+    seeds = numbers if "," in text else list(range(numbers[0]))
+    if not seeds or min(numbers) < 0 or len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds {text}: write a number, as 5, or several different ones, as 3,7.")
+    return seeds
+
+
+def finetune(
+    model: Model,
+    task: Annotated[str, typer.Argument(help=TASKS)],
+    settings: Settings = None,
+    *,
+    data: Annotated[Path, typer.Option(help="The task's folder, or one file.")],
+    out: Annotated[Path, typer.Option(help="The folder for results, predictions and the model.")],
+    seeds: Seeds = "5",
+    text: Annotated[
+        str | None, typer.Option(help="Your own file: the column with the text.")
+    ] = None,
+    pair: Annotated[
+        str | None,
+        typer.Option(help="Your own file: the column with the second text, or those of options."),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Your own file: the column with the label.")
+    ] = None,
+    as_json: Json = False,
+    listed: Listed = False,
+) -> None:
+    """Fine-tune a model on a task with several seeds; on a GPU they are trained at once.
+
+    OUT gets results.jsonl with a line per seed, the predictions of each, and `model`, the best seed
+    on dev. The same command again goes on with the seeds that are missing.
+
+    Example:  electra finetune runs/first classify --data reviews.csv --out tuned --label stars
+    """
+    from electra.config import override
+    from electra.finetune.glue import line
+    from electra.finetune.results import summary
+    from electra.finetune.run import finetune as tune
+    from electra.finetune.settings import FinetuneConfig
+    from electra.tasks.load import load_task
+
+    console, progress = consoles()
+    chosen = read_seeds(seeds)
+    config = override(FinetuneConfig(), settings or [])
+    loaded = load_task(task, data, text=text, pair=pair, label=label)
+    warn(loaded.warnings)
+    results = tune(model, loaded, out, chosen, config, progress)
+    if as_json:
+        for result in results:
+            typer.echo(json.dumps(result, ensure_ascii=False))
+        return
+    console.print(line(summary(results)), highlight=False)
+    console.print(f"The best seed's model: {out / 'model'}", highlight=False, soft_wrap=True)
+
+
+def glue(
+    model: Model,
+    settings: Settings = None,
+    *,
+    data: Annotated[Path, typer.Option(help="The folder with GLUE's tasks.")],
+    out: Annotated[Path, typer.Option(help="The folder for all results.")],
+    seeds: Seeds = "5",
+    tasks: Annotated[
+        str, typer.Option(help="Only these, separated by commas.", show_default="all there are")
+    ] = "",
+    from_mnli: Annotated[
+        bool,
+        typer.Option("--from-mnli", help="Start RTE, MRPC and STS-B from the model of MNLI."),
+    ] = False,
+    as_json: Json = False,
+    listed: Listed = False,
+) -> None:
+    """Fine-tune on every task of GLUE and compare with the paper.
+
+    OUT gets a folder per task, results.jsonl, table.md, glue.png, and the files for GLUE's server
+    where there are test sets. The same command again goes on with what is missing.
+
+    Example:  electra glue runs/first --data glue --out scores --seeds 5
+    """
+    from electra.config import override
+    from electra.errors import UserError
+    from electra.finetune.glue import draw, run_glue, show_table
+    from electra.finetune.settings import FinetuneConfig
+
+    console, progress = consoles()
+    only = [name.strip() for name in tasks.split(",") if name.strip()]
+    config = override(FinetuneConfig(), settings or [])
+    rows = run_glue(
+        model,
+        data,
+        out,
+        read_seeds(seeds),
+        config,
+        progress,
+        only=only,
+        from_mnli=from_mnli,
+    )
+    if as_json:
+        typer.echo(json.dumps(rows))
+    else:
+        show_table(rows, console)
+    try:
+        progress.print(f"Figure: {draw(rows, out)}", highlight=False, soft_wrap=True)
+    except UserError as missing:  # matplotlib is an extra; the numbers are there without it
+        warn([f"no figure: {missing}"])
+
+
+def predict(
+    model: Annotated[str, typer.Argument(help="What  electra finetune  wrote, or a Hub name.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INPUT", help="A .txt with a text per line, or a table as in training."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file for the JSON lines.", show_default="standard output"),
+    ] = None,
+) -> None:
+    """Answer for new texts, one JSON object per line.
+
+    Example:  electra predict tuned new-reviews.txt --out answers.jsonl
+    """
+    from electra.finetune.predict import predict as ask
+    from electra.text.files import write_whole
+
+    lines = (json.dumps(record, ensure_ascii=False) for record in ask(model, source))
+    if out is None:
+        for line in lines:
+            typer.echo(line)
+        return
+    write_whole(out, "".join(f"{line}\n" for line in lines).encode())
+
+
+def probe(
+    model: Model,
+    data: Annotated[Path, typer.Option(help="The folder with BLiMP's JSON lines.")],
+    network: Annotated[
+        str, typer.Option(help="discriminator, generator, or both.", show_default=True)
+    ] = "discriminator",
+    as_json: Json = False,
+) -> None:
+    """Measure what a model knows of grammar, without fine-tuning: BLiMP, per phenomenon.
+
+    Of two sentences that differ in little, the discriminator should find the wrong one more
+    'replaced', and the generator less likely (which takes longer: it hides each token in turn).
+
+    Example:  electra probe runs/first --data blimp
+    """
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from electra.errors import UserError
+    from electra.finetune.probe import probe as ask
+    from electra.tasks.blimp import load_blimp
+
+    names = ("discriminator", "generator") if network == "both" else (network,)
+    if not set(names) <= {"discriminator", "generator"}:
+        raise UserError(f"--network {network}: write discriminator, generator or both.")
+    console, progress = consoles()
+    pairs = load_blimp(data)
+    found = {}
+    with Progress(console=progress, transient=True) as bar:
+        for name in names:
+            shown = bar.add_task(name, total=None)
+            found[name] = ask(
+                model,
+                pairs,
+                name,  # type: ignore[arg-type]
+                progress=lambda done, total, shown=shown: bar.update(  # type: ignore[misc]
+                    shown, completed=done, total=total
+                ),
+            )
+    rows = [(name, p) for name, each in found.items() for p in each]
+    total = {
+        name: sum(p.accuracy * p.pairs for p in each) / len(pairs) for name, each in found.items()
+    }
+    if as_json:
+        for name, p in rows:
+            typer.echo(
+                json.dumps(
+                    {
+                        "network": name,
+                        "phenomenon": p.phenomenon,
+                        "accuracy": p.accuracy,
+                        "pairs": p.pairs,
+                    }
+                )
+            )
+        return
+    table = Table("phenomenon", "pairs", *names)
+    for number, p in enumerate(found[names[0]]):
+        each = [f"{found[name][number].accuracy:.1%}" for name in names]
+        table.add_row(p.phenomenon, f"{p.pairs:,}", *each)
+    table.add_section()
+    table.add_row("all", f"{len(pairs):,}", *(f"{total[name]:.1%}" for name in names))
+    console.print(table)
+    console.print("Guessing gives 50 %.", style="dim")

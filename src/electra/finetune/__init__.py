@@ -1,0 +1,1 @@
+"""Heads on an encoder, many seeds at once, results that can be trusted."""

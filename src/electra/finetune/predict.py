@@ -1,0 +1,98 @@
+"""`electra predict`: a fine-tuned model on new text, in batches."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from electra.errors import UserError
+from electra.finetune.infer import infer
+from electra.finetune.judge import Record, answers, encode
+from electra.hub.ask import locate
+from electra.hub.heads import TaskCard, load_task_model
+from electra.tasks.examples import Sentence, Tagged
+from electra.tasks.spans import from_bioes
+from electra.text.tokenizer import load_tokenizer, load_vocabulary
+from electra.train.device import Device, choose_device, choose_precision
+
+CHUNK = 20_000
+"""Examples that are held in memory as tokens at a time."""
+
+
+def predict(model: str, source: Path, device: Device = "auto") -> Iterator[Record]:
+    """One record per text of the file."""
+    folder = locate(model, "discriminator")
+    network, card = load_task_model(folder)
+    tokenizer, vocab = load_tokenizer(folder), load_vocabulary(folder)
+    examples = read_examples(source, card)
+    place = choose_device(device)
+    network.to(place)
+    for begin in range(0, len(examples), CHUNK):
+        some = examples[begin : begin + CHUNK]
+        features = encode(card, some, tokenizer, vocab)
+        (found,) = infer(
+            network,
+            features,
+            card.kind,  # type: ignore[arg-type]
+            pad_id=vocab.pad,
+            device=place,
+            dtype=choose_precision("auto", place),
+            beam=card.beam,
+        )
+        for example, record in zip(some, answers(card, features, some, found), strict=True):
+            yield decided(card, example, record)
+
+
+def decided(card: TaskCard, example: Any, record: Record) -> Record:
+    """The record as a user wants it: words beside tags, and no answer where none is likely."""
+    if card.kind == "tag":  # in the scheme of the training file, whatever was learned
+        tags = record["tags"]
+        if scheme := card.columns.get("scheme"):
+            tags = list(from_bioes(tags, scheme))  # type: ignore[arg-type]
+        return {"id": record["id"], "words": list(example.words), "tags": tags}
+    if card.kind == "qa" and card.maybe_none and record["null"] > card.null_threshold:
+        return record | {"answer": ""}
+    return record
+
+
+def read_examples(source: Path, card: TaskCard) -> list[Any]:
+    """A file of texts (.txt, one per line), or a table or JSON with the task's columns."""
+    if card.kind == "qa":
+        from electra.tasks.squad import more_questions
+        from electra.tasks.squad_files import Columns
+
+        return more_questions(source, columns=Columns(**card.columns))
+    if source.suffix.lower() == ".txt" and not (card.kind == "tag" and in_columns(source)):
+        return plain_lines(source, card)
+    if card.kind == "tag":
+        from electra.tasks.conll import more_tagged
+
+        return list(more_tagged(source, card.columns))
+    from electra.tasks.own import read_own
+
+    return read_own(source, card.kind, card.columns, card.labels)  # type: ignore[arg-type]
+
+
+def in_columns(source: Path) -> bool:
+    """Whether a file has a word per line, as CoNLL's, and not a sentence per line."""
+    from electra.tasks.table import read_text
+
+    blocks = [block.split("\n") for block in re.split(r"\n\s*\n", read_text(source).strip())]
+    widths = {len(line.split()) for block in blocks for line in block}
+    return len(widths) == 1 and any(len(block) > 1 for block in blocks)
+
+
+def plain_lines(source: Path, card: TaskCard) -> list[Any]:
+    """A text per line; for tags its words stand between spaces."""
+    from electra.tasks.table import read_text
+
+    if card.kind == "choice" or card.columns.get("pair"):
+        raise UserError(
+            f"The model wants two texts, and '{source}' has one per line: give a table (.csv, "
+            ".tsv, .jsonl) with the columns of the training file."
+        )
+    lines = [line.strip() for line in read_text(source).split("\n")]
+    numbered = [(str(n), line) for n, line in enumerate(lines, 1) if line]
+    if card.kind == "tag":
+        return [Tagged(id=n, words=tuple(line.split())) for n, line in numbered]
+    return [Sentence(id=n, text=line) for n, line in numbered]

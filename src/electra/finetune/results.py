@@ -1,0 +1,85 @@
+"""What fine-tuning leaves: a line per seed, from which tables are made and by which it goes on."""
+
+import hashlib
+import json
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from electra.errors import UserError
+from electra.tasks.examples import Task
+
+RESULTS = "results.jsonl"
+Result = dict[str, Any]
+
+
+def read_results(out: Path) -> list[Result]:
+    """The seeds that are done; a line that a crash cut short is passed over."""
+    path = out / RESULTS
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    read = []
+    for line in lines:
+        try:
+            read.append(json.loads(line))
+        except ValueError:
+            continue
+    return read
+
+
+def add_result(out: Path, result: Result) -> None:
+    """Append one line, safe on the disk when this returns."""
+    path = out / RESULTS
+    # A line that a crash cut short must not swallow the next one
+    torn = path.exists() and not path.read_bytes().endswith(b"\n")
+    with path.open("a", encoding="utf-8") as file:
+        start = "\n" if torn and path.stat().st_size else ""
+        file.write(f"{start}{json.dumps(result, ensure_ascii=False)}\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def check_same(out: Path, done: Iterable[Result], now: Mapping[str, Any]) -> None:
+    """Refuse to put results of other settings, another model or other data beside these."""
+    for result in done:
+        for key, value in now.items():
+            if key == "settings":
+                then = result.get("settings", {})
+                changed = next((k for k in value if then.get(k) != value[k]), None)
+                if changed is not None:
+                    raise UserError(
+                        f"{out} holds results with {changed}={then.get(changed)}, not "
+                        f"{value[changed]}: choose another --out, or remove it."
+                    )
+            elif result.get(key) != value:
+                raise UserError(
+                    f"{out} holds results of another {key.split('_')[0]}: choose another --out, "
+                    "or remove it."
+                )
+
+
+def digest(task: Task) -> str:
+    """A hash of all examples, by which the data are known again."""
+    state = hashlib.blake2b(digest_size=8)
+    for name, examples in task.splits.items():
+        state.update(name.encode())
+        for example in examples:
+            state.update(repr(example).encode(errors="surrogatepass"))
+    return state.hexdigest()
+
+
+def summary(results: Sequence[Result]) -> dict[str, Any]:
+    """Median, mean, spread and count of the seeds of one task."""
+    scores = [float(r["score"]) for r in results]
+    return {
+        "task": results[0]["task"],
+        "metric": results[0]["metric"],
+        "median": statistics.median(scores),
+        "mean": statistics.fmean(scores),
+        "deviation": statistics.stdev(scores) if len(scores) > 1 else 0.0,
+        "lowest": min(scores),
+        "highest": max(scores),
+        "seeds": len(scores),
+        "failed": [r["seed"] for r in results if r["failed"]],
+    }

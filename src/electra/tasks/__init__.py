@@ -1,0 +1,1 @@
+"""Labelled tasks: GLUE, SQuAD, tagging, your own files; read, turned into rows, scored."""

@@ -1,0 +1,159 @@
+"""Several seeds in one network: what each computes is what it computes alone."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from electra.finetune.stack import Noise, StackedDropout, stack, unstack_
+from electra.models.encoder import Encoder, EncoderConfig
+from electra.models.heads import TaskModel, build_head
+from electra.optim.adam import PaperAdam, parameter_groups
+from electra.optim.stacked import StackedAdam
+
+CPU = torch.device("cpu")
+CONFIG = EncoderConfig(layers=2, hidden=32, heads=2, embedding=16, positions=16, vocab_size=50)
+
+
+def network(seed: int, kind: str = "classify", head: str = "paper") -> TaskModel:
+    torch.manual_seed(seed)
+    encoder = Encoder(CONFIG)
+    return TaskModel(encoder, build_head(kind, encoder, 3, head=head))
+
+
+def rows(count: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    rng = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 50, (count, 10), generator=rng)
+    real = torch.arange(10) < torch.randint(4, 11, (count, 1), generator=rng)
+    segments = (torch.arange(10) >= torch.randint(2, 9, (count, 1), generator=rng)).long()
+    return ids, segments, real
+
+
+def logits(model: TaskModel, ids, segments, real) -> torch.Tensor:
+    return model.head(model.encoder(ids, segments, real), real)
+
+
+def test_the_stack_computes_what_each_network_does():
+    for kind, head in (("classify", "paper"), ("classify", "transformers"), ("tag", "paper")):
+        networks = [network(seed, kind, head).eval() for seed in range(3)]
+        whole = stack(networks, Noise(range(3), CPU)).eval()
+        batch = rows(12)
+        found = logits(whole, *batch).chunk(3)
+        for place, each in enumerate(networks):
+            own = logits(each, *(t[4 * place : 4 * place + 4] for t in batch))
+            torch.testing.assert_close(found[place], own, rtol=1e-4, atol=1e-5)
+
+
+def test_a_stack_of_one_is_the_network():
+    one = network(7).eval()
+    whole = stack([one], Noise([7], CPU)).eval()
+    batch = rows(4)
+    torch.testing.assert_close(logits(whole, *batch), logits(one, *batch), rtol=1e-5, atol=1e-6)
+
+
+def test_unstack_gives_each_seed_back():
+    networks = [network(seed) for seed in range(3)]
+    whole = stack(networks, Noise(range(3), CPU))
+    plain = network(99)
+    unstack_(plain, whole, 2)
+    wanted = networks[2].state_dict()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in plain.state_dict().items())
+
+
+def test_the_optimizer_is_the_papers_for_each_seed():
+    """Against `PaperAdam` with torch's own clipping, weight decay included."""
+    networks = [network(seed).eval() for seed in range(3)]
+    whole = stack(networks, Noise(range(3), CPU)).eval()
+    together = StackedAdam([[p] for p in whole.parameters()], weight_decay=0.1, clip=0.5)
+    apart = [PaperAdam(parameter_groups(each, 0.1), weight_decay=0.1) for each in networks]
+    ids, segments, real = rows(12)
+    target = torch.tensor([0, 1, 2, 1] * 3)
+    for step in range(4):
+        rate = 0.01 * (step + 1)
+        F.cross_entropy(logits(whole, ids, segments, real), target, reduction="sum").backward()
+        together.step(torch.full((len(together.groups),), rate))
+        whole.zero_grad()
+        for place, (each, optimizer) in enumerate(zip(networks, apart, strict=True)):
+            mine = slice(4 * place, 4 * place + 4)
+            scores = logits(each, ids[mine], segments[mine], real[mine])
+            F.cross_entropy(scores, target[mine], reduction="sum").backward()
+            nn.utils.clip_grad_norm_(each.parameters(), 0.5)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            each.zero_grad()
+    state = whole.state_dict()
+    for place, each in enumerate(networks):
+        for name, tensor in each.state_dict().items():
+            torch.testing.assert_close(state[name][place], tensor, rtol=1e-3, atol=2e-5)
+
+
+def test_with_bias_correction_it_is_torchs_adamw():
+    torch.manual_seed(0)
+    parameter = nn.Parameter(torch.randn(2, 3, 4))
+    single = nn.Parameter(parameter.detach()[1].clone())
+    ours = StackedAdam([[parameter]], weight_decay=0.1, clip=1e9, bias_correction=True)
+    theirs = torch.optim.AdamW([single], lr=0.01, eps=1e-6, weight_decay=0.1)
+    for _ in range(5):
+        parameter.grad = torch.randn(2, 3, 4)
+        single.grad = parameter.grad[1].clone()
+        ours.step(torch.tensor([0.01]))
+        theirs.step()
+    torch.testing.assert_close(parameter[1], single)
+
+
+def test_forget_is_as_before_the_first_step():
+    parameter = nn.Parameter(torch.ones(2, 3))
+    optimizer = StackedAdam([[parameter]])
+    for _ in range(2):
+        parameter.grad = torch.ones(2, 3)
+        optimizer.step(torch.zeros(1))
+    assert torch.equal(parameter.detach(), torch.ones(2, 3))  # rate 0 changes nothing
+    assert optimizer.means[0][0].abs().sum() > 0
+    optimizer.forget()
+    assert optimizer.means[0][0].abs().sum() == optimizer.squares[0][0].abs().sum() == 0
+
+
+def test_noise_depends_on_the_seed_and_not_on_its_company():
+    alone, together = Noise([5], CPU), Noise([3, 5, 8], CPU)
+    for _ in range(3):  # step after step
+        for noise in (alone, together):
+            noise.used = 0
+            noise.draw(1000)
+        first, second = alone.take(600)[0], together.take(600)
+        assert torch.equal(first, second[1])
+        assert not torch.equal(second[0], second[1])
+        assert torch.equal(alone.take(400)[0], together.take(400)[1])
+    before = alone.bytes.clone()
+    alone.restart()
+    alone.draw(1000)
+    assert not torch.equal(alone.bytes, before)  # the first draw again, not the fourth
+
+
+def test_dropout_drops_its_share_and_keeps_the_mean():
+    noise = Noise([0, 1], CPU)
+    noise.draw(200_000)
+    drop = StackedDropout(0.1, noise).train()
+    x = torch.ones(4, 100_000)
+    y = drop(x)
+    share = (y == 0).float().mean().item()
+    assert abs(share - 26 / 256) < 0.002  # 0.1 in 256ths
+    assert abs(y.mean().item() - 1) < 0.003
+    assert torch.equal(y[y != 0].unique(), torch.tensor([256 / 230]))
+    assert torch.equal(drop.eval()(x), x)
+
+
+def test_attention_with_dropout_has_the_mean_of_the_one_without():
+    networks = [network(0)]
+    noise = Noise([0], CPU)
+    whole = stack(networks, noise)
+    attention = whole.encoder.layers[0].attention
+    q, k, v = torch.randn(3, 1, 2, 8, 16, generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(8) < 6).view(1, 1, 1, 8)
+    want = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    total = torch.zeros_like(want)
+    for _ in range(800):
+        noise.used = 0
+        noise.draw(2 * 8 * 8)
+        total += attention.train()(q, k, v, mask)
+    torch.testing.assert_close(total / 800, want, rtol=0.1, atol=0.08)
+    torch.testing.assert_close(attention.eval()(q, k, v, mask), want)

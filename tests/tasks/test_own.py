@@ -1,0 +1,323 @@
+"""Tasks from one's own files: which columns count, which labels there are, what is refused."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from electra.errors import UserError
+from electra.tasks.own import load_own, read_own
+
+
+def write(path: Path, *rows: dict) -> Path:
+    """Rows as CSV, TSV or JSON lines, by the ending."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix in (".jsonl", ".json"):
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return path
+    with path.open("w", encoding="utf-8", newline="") as file:
+        separator = "\t" if path.suffix == ".tsv" else ","
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=separator)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def reviews(count: int, start: int = 0) -> list[dict]:
+    labels = ("good", "bad", "fair")
+    return [{"text": f"film {i}", "label": labels[i % 3]} for i in range(start, start + count)]
+
+
+def refusal(kind: str, path: Path, **columns: str) -> str:
+    with pytest.raises(UserError) as error:
+        load_own(kind, path, **columns)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "json"])
+@pytest.mark.parametrize("dev", ["dev", "valid", "validation", "valid-v1.3", "DEV"])
+def test_a_folder_with_train_dev_and_test(tmp_path, ending, dev):
+    write(tmp_path / f"train.{ending}", *reviews(6))
+    write(tmp_path / f"{dev}.{ending}", *reviews(3, 10))
+    write(tmp_path / f"test.{ending}", {"text": "film 20"})
+    task = load_own("classify", tmp_path)
+    assert (task.kind, task.labels, task.metric) == (
+        "classify",
+        ("bad", "fair", "good"),
+        "accuracy",
+    )
+    assert [e.label for e in task.splits["train"]] == [2, 0, 1, 2, 0, 1]
+    assert [e.text for e in task.splits["dev"]] == ["film 10", "film 11", "film 12"]
+    assert [(e.text, e.label) for e in task.splits["test"]] == [("film 20", None)]
+    assert task.columns == {"text": "text", "label": "label"}
+    assert task.name == tmp_path.name
+    assert task.warnings == ()
+
+
+def test_one_file_gives_a_dev_split_by_the_texts(tmp_path):
+    rows = reviews(97)
+    task = load_own("classify", write(tmp_path / "film.csv", *rows))
+    again = load_own("classify", write(tmp_path / "other.jsonl", *reversed(rows)))
+    dev = {e.text for e in task.splits["dev"]}
+    assert len(dev) == len(task.splits["dev"]) == 10
+    assert dev == {e.text for e in again.splits["dev"]}
+    assert dev.isdisjoint(e.text for e in task.splits["train"])
+    assert len(task.splits["train"]) == 87
+    assert task.name == "film"
+    (warning,) = task.warnings
+    assert "no dev file: 10 of the 97" in warning
+
+
+def test_rare_labels_and_equal_texts_stay_together(tmp_path):
+    rows = [{"text": f"x{i}", "label": str(i)} for i in range(20)]  # each label once
+    rows += [{"text": "the same", "label": "0"}] * 10
+    task = load_own("classify", write(tmp_path / "a.csv", *rows))
+    assert {e.label for e in task.splits["train"]} == set(range(20))
+    assert {e.text for e in task.splits["dev"]} <= {"the same", "x0"}
+    assert sum(e.text == "the same" for e in task.splits["train"]) in (0, 10)
+
+
+def test_ids_are_the_file_s_or_the_lines(tmp_path):
+    task = load_own("classify", write(tmp_path / "a.csv", *reviews(4)))
+    examples = [*task.splits["train"], *task.splits["dev"]]
+    assert sorted(e.id for e in examples) == ["2", "3", "4", "5"]
+    rows = [{"id": f"r{i}", **row} for i, row in enumerate(reviews(4))]
+    task = load_own("classify", write(tmp_path / "b.csv", *rows))
+    assert {e.id for e in task.splits["train"]} < {"r0", "r1", "r2", "r3"}
+    path = write(tmp_path / "c.jsonl", {"id": 0, "text": "a"}, {"id": None, "text": "b"})
+    assert [e.id for e in read_own(path, task.kind, task.columns, task.labels)] == ["0", "2"]
+
+
+@pytest.mark.parametrize(
+    ("given", "labels"),
+    [
+        (["10", "9", "-1"], ("-1", "9", "10")),
+        (["10", "9", "x"], ("10", "9", "x")),
+        ([2, 10, 1], ("1", "2", "10")),
+        ([True, False], ("false", "true")),
+        ([" a ", "b"], ("a", "b")),
+    ],
+)
+def test_the_order_of_labels(tmp_path, given, labels):
+    rows = [{"text": f"x{i}", "label": given[i % len(given)]} for i in range(12)]
+    assert load_own("classify", write(tmp_path / "a.jsonl", *rows)).labels == labels
+
+
+def test_regress_on_pairs(tmp_path):
+    rows = [{"sentence1": f"a{i}", "sentence2": f"b{i}", "label": i / 2} for i in range(20)]
+    task = load_own("regress", write(tmp_path / "a.jsonl", *rows))
+    assert (task.kind, task.labels, task.metric) == ("regress", (), "spearman")
+    assert task.columns == {"text": "sentence1", "pair": "sentence2", "label": "label"}
+    labels = sorted(e.label for split in ("train", "dev") for e in task.splits[split])
+    assert labels == [i / 2 for i in range(20)]
+    first = task.splits["train"][0]
+    assert first.pair == first.text.replace("a", "b")
+
+
+PAIR = {"premise": "a", "hypothesis": "b", "label": "x", "other": "c"}
+
+
+@pytest.mark.parametrize(
+    ("row", "named", "columns"),
+    [
+        (PAIR, {}, ("premise", "hypothesis", "label")),
+        (PAIR, {"text": "premise"}, ("premise", "hypothesis", "label")),
+        (PAIR, {"pair": "hypothesis"}, ("premise", "hypothesis", "label")),
+        (PAIR, {"text": "other", "pair": "premise"}, ("other", "premise", "label")),
+        (
+            PAIR,
+            {"text": "other", "pair": "premise", "label": "label"},
+            ("other", "premise", "label"),
+        ),
+        ({"text": "a", "pair": "b", "class": "c"}, {}, ("text", "pair", "class")),
+        ({"text": "a", "text1": "b", "text2": "b", "class": "c"}, {}, ("text1", "text2", "class")),
+        (
+            {"text": "a", "text1": "b", "text2": "b", "class": "c"},
+            {"pair": "text2"},
+            ("text1", "text2", "class"),
+        ),
+    ],
+)
+def test_columns_of_a_pair(tmp_path, row, named, columns):
+    rows = [{**row, columns[2]: label} for label in "xyxyxy"]
+    for number, each in enumerate(rows):
+        each[columns[0]] += str(number)
+    task = load_own("pair", write(tmp_path / "a.csv", *rows), **named)
+    assert task.kind == "classify"
+    assert task.columns == dict(zip(("text", "pair", "label"), columns, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "words"),
+    [
+        ("classify", {"a": "1", "b": "2"}, "which column is the text, it has: a, b"),
+        ("classify", {"sentence": "1", "review": "2", "label": "3"}, "which column is the text"),
+        ("classify", {"text": "1", "pair": "2", "label": "3"}, "which column is the text"),
+        ("classify", {"text": "1", "score": "2", "class": "3"}, "which column is the label"),
+        ("pair", {"text": "1", "label": "2"}, "which columns are the two texts"),
+        ("choice", {"question": "1", "label": "2"}, "which column is the list of options"),
+    ],
+)
+def test_no_guess_where_there_is_doubt(tmp_path, kind, row, words):
+    path = write(tmp_path / "a.csv", row, row)
+    message = refusal(kind, path)
+    assert words in message
+    assert str(path) in message
+    assert all(column in message for column in row)
+
+
+def test_a_text_of_the_usual_name_is_no_doubt(tmp_path):
+    rows = [{"text": f"{i}", "review": "x", "label": i % 2, "score": 3} for i in range(4)]
+    task = load_own("classify", write(tmp_path / "a.csv", *rows))
+    assert task.columns == {"text": "text", "label": "label"}
+
+
+def train_and_dev(folder: Path, dev: list[dict], train: list[dict] | None = None) -> Path:
+    write(folder / "train.jsonl", *(train or reviews(6)))
+    write(folder / "dev.jsonl", *dev)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("dev", "words"),
+    [
+        ([{"text": "x", "label": "good"}, {"text": "y", "label": "odd"}], "line 2: no row of the"),
+        ([{"text": "x", "label": "good"}, {"text": "  ", "label": "bad"}], "line 2 has no text in"),
+        ([{"text": "x", "label": "good"}, {"text": "y", "label": None}], "line 2 has no label"),
+        ([{"text": "x", "label": "good"}, {"text": "y"}], "line 2 has no label"),
+        ([{"text": "x", "label": ["good"]}], "line 1: the label is a JSON list"),
+        ([{"text": "x"}], "has no column 'label', it has: text"),
+        ([{"txt": "x", "label": "good"}], "has no column 'text', it has: txt, label; did you mean"),
+        ([{"text": 5, "label": "good"}], "line 1: the column 'text' is no text"),
+    ],
+)
+def test_refusals_name_file_and_line(tmp_path, dev, words):
+    message = refusal("classify", train_and_dev(tmp_path, dev))
+    assert words in message
+    assert str(tmp_path / "dev.jsonl") in message
+
+
+@pytest.mark.parametrize("bad", ["many", "nan", "inf", "3,5", True])
+def test_a_value_must_be_a_number(tmp_path, bad):
+    rows = [{"text": "a", "label": 1}, {"text": "b", "label": bad}]
+    message = refusal("regress", write(tmp_path / "a.jsonl", *rows))
+    assert f"'{tmp_path / 'a.jsonl'}' line 2: the label" in message
+    assert "is no number" in message
+
+
+def test_a_misspelt_column_is_named_with_its_option(tmp_path):
+    path = write(tmp_path / "a.csv", *reviews(4))
+    assert "did you mean 'text'? Name the right one with --text" in refusal(
+        "classify", path, text="txt"
+    )
+    assert "no column 'second', it has: text, label" in refusal("classify", path, pair="second")
+    assert "only a choice has several" in refusal("classify", path, pair="text,label")
+
+
+def test_one_label_is_nothing_to_learn(tmp_path):
+    path = write(tmp_path / "a.csv", *[{"text": f"x{i}", "label": "1"} for i in range(5)])
+    assert "has the one label '1' in all its rows" in refusal("classify", path)
+
+
+def test_too_few_rows_for_a_dev_split(tmp_path):
+    path = write(tmp_path / "a.csv", {"text": "x", "label": "1"}, {"text": "x", "label": "2"})
+    assert "too little to set some aside" in refusal("classify", path)
+    path = write(tmp_path / "b.csv", {"text": "x", "label": "1"})
+    assert "too little to set some aside" in refusal("regress", path)
+    path = write(tmp_path / "c.csv", {"text": "x", "label": "1"}, {"text": "y", "label": "2"})
+    assert len(load_own("regress", path).splits["dev"]) == 1
+
+
+def test_warnings_of_doubles_and_of_values_taken_for_classes(tmp_path):
+    task = load_own("classify", train_and_dev(tmp_path / "a", reviews(4, 4)))
+    assert len(task.warnings) == 1
+    assert task.warnings[0].startswith("2 of the 4 rows")
+    rows = [{"text": f"x{i}", "label": i / 10} for i in range(101)]
+    task = load_own("classify", write(tmp_path / "b.jsonl", *rows, *rows))
+    assert any("101 different numbers" in w and "regress" in w for w in task.warnings)
+    assert len(load_own("regress", tmp_path / "b.jsonl").warnings) == 1
+
+
+def test_files_that_are_missing_or_too_many(tmp_path):
+    assert "no file or folder" in refusal("classify", tmp_path / "nowhere")
+    assert "holds no train file" in refusal("classify", tmp_path)
+    write(tmp_path / "train.csv", *reviews(4))
+    write(tmp_path / "training.tsv", *reviews(4))
+    assert "several files for train" in refusal("classify", tmp_path)
+
+
+def test_other_names_are_no_splits(tmp_path):
+    write(tmp_path / "train.csv", *reviews(30))
+    write(tmp_path / "devices.csv", *reviews(4))
+    (tmp_path / "test.md").write_text("notes")
+    task = load_own("classify", tmp_path)
+    assert set(task.splits) == {"train", "dev"}
+    assert len(task.splits["dev"]) == 3
+
+
+def riddles(count: int, options: int = 3) -> list[dict]:
+    return [
+        {
+            "question": f"which {i}?",
+            **{f"choice{n}": f"answer {i} {n}" for n in reversed(range(options))},
+            "label": i % options,
+        }
+        for i in range(count)
+    ]
+
+
+def test_choices_in_columns(tmp_path):
+    path = write(tmp_path / "a.csv", *riddles(12, 11))
+    task = load_own("choice", path)
+    assert (task.kind, task.metric, task.labels) == ("choice", "accuracy", ())
+    first = task.splits["train"][0]
+    number = first.text.removeprefix("which ").removesuffix("?")
+    assert first.options == tuple(f"answer {number} {n}" for n in range(11))
+    assert first.label == int(number) % 11
+    path = write(tmp_path / "b.csv", *[{**row, "label": 1} for row in riddles(5)])
+    named = load_own("choice", path, text="question", pair="choice2, choice0")
+    assert named.columns["pair"] == "choice2,choice0"
+    assert all(e.options[1].endswith(" 0") for e in named.splits["train"])
+
+
+def test_choices_in_a_list_with_labels_by_number_or_text(tmp_path):
+    rows = [
+        {"question": f"q{i}", "choices": ["red", "7"], "label": given}
+        for i, given in enumerate([0, "1", "red", 7, "7", 1.0])
+    ]
+    task = load_own("choice", write(tmp_path / "a.jsonl", *rows))
+    found = {e.text: e.label for split in ("train", "dev") for e in task.splits[split]}
+    assert [found[f"q{i}"] for i in range(6)] == [0, 1, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ({"choices": ["a", "b", "c"], "label": 0}, "line 2 has 3 options where the first row"),
+        ({"choices": ["a", "b"], "label": 2}, "line 2: the label '2' is no option.*0 to 1"),
+        ({"choices": ["a", "a"], "label": "a"}, "line 2: the label 'a' is no option"),
+        ({"choices": ["a"], "label": 0}, "line 2: the column 'choices' is no list"),
+        ({"choices": "a,b", "label": 0}, "line 2: the column 'choices' is no list"),
+        ({"choices": ["a", ""], "label": 0}, "line 2: the column 'choices' is no list"),
+        ({"choices": ["a", "b"]}, "line 2 has no label"),
+    ],
+)
+def test_choices_that_are_refused(tmp_path, second, words):
+    first = {"question": "q", "choices": ["a", "b"], "label": 0}
+    path = write(tmp_path / "a.jsonl", first, {"question": "r", **second})
+    with pytest.raises(UserError, match=words):
+        load_own("choice", path)
+
+
+def test_one_more_file_of_a_known_task(tmp_path):
+    task = load_own("classify", write(tmp_path / "a.csv", *reviews(30)))
+    new = write(tmp_path / "new.jsonl", {"text": "x"}, {"text": "y", "label": "good"})
+    examples = read_own(new, task.kind, task.columns, task.labels)
+    assert [(e.text, e.label) for e in examples] == [("x", None), ("y", 2)]
+    riddle = load_own("choice", write(tmp_path / "b.csv", *riddles(12)))
+    row = riddles(1)[0]
+    del row["label"]
+    (example,) = read_own(write(tmp_path / "c.csv", row), riddle.kind, riddle.columns)
+    assert example.options == ("answer 0 0", "answer 0 1", "answer 0 2")
+    assert example.label is None

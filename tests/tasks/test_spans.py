@@ -1,0 +1,156 @@
+"""Schemes of tags, their spans, and span F1 against seqeval."""
+
+import warnings
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from electra.tasks.spans import (
+    breaches,
+    find_scheme,
+    from_bioes,
+    score_spans,
+    score_types,
+    spans,
+    to_bioes,
+    to_scheme,
+)
+
+SCHEMES = ("IOB1", "IOB2", "BIOES", "BILOU")
+KINDS = ("PER", "LOC", "art-work")
+ANY = ["O", *(f"{letter}-{kind}" for letter in "BIES" for kind in KINDS)]
+
+
+def sentences(tags: list[str]):
+    return st.lists(st.lists(st.sampled_from(tags), max_size=9), min_size=1, max_size=6)
+
+
+def pairs(tags: list[str]):
+    """Gold and predicted tags of some sentences."""
+    both = st.lists(st.tuples(st.sampled_from(tags), st.sampled_from(tags)), max_size=9)
+    return st.lists(both, min_size=1, max_size=6).map(
+        lambda rows: tuple([[pair[side] for pair in row] for row in rows] for side in (0, 1))
+    )
+
+
+@settings(deadline=None)  # the first call imports seqeval
+@given(sentences(ANY))
+def test_spans_are_those_of_seqeval(rows):
+    labels = pytest.importorskip("seqeval.metrics.sequence_labeling")
+    for tags in rows:
+        theirs = {(kind, start, end + 1) for kind, start, end in labels.get_entities(tags)}
+        assert spans(tags) == theirs
+
+
+@settings(deadline=None)
+@given(sentences(["O", "B", "I", "E", "S"]))
+def test_spans_without_types_too(rows):
+    labels = pytest.importorskip("seqeval.metrics.sequence_labeling")
+    for tags in rows:
+        theirs = {(kind, start, end + 1) for kind, start, end in labels.get_entities(tags)}
+        assert spans(tags) == theirs
+
+
+@settings(deadline=None)
+@given(pairs(ANY))
+def test_scores_are_those_of_seqeval(both):
+    metrics = pytest.importorskip("seqeval.metrics")
+    gold, predicted = both
+    ours = score_spans(gold, predicted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("precision", "recall", "f1"):
+            assert ours[name] == pytest.approx(getattr(metrics, f"{name}_score")(gold, predicted))
+        if not any(spans(tags) for tags in (*gold, *predicted)):
+            return
+        table = metrics.classification_report(gold, predicted, output_dict=True)
+    for kind, scores in score_types(gold, predicted).items():
+        theirs = table[kind]
+        assert scores["f1"] == pytest.approx(theirs["f1-score"])
+        assert scores["precision"] == pytest.approx(theirs["precision"])
+        assert scores["recall"] == pytest.approx(theirs["recall"])
+        assert scores["support"] == theirs["support"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@given(rows=sentences(ANY))
+def test_every_scheme_holds_the_same_spans(scheme, rows):
+    for tags in rows:
+        encoded = to_scheme(tags, scheme)
+        assert spans(encoded) == spans(tags)
+        assert not list(breaches(encoded, scheme))
+        assert from_bioes(to_bioes(encoded), scheme) == encoded
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@given(rows=sentences(ANY))
+def test_the_scheme_found_allows_all_tags(scheme, rows):
+    """Some sets of tags fit several schemes; what is found must read them without a breach."""
+    encoded = [to_scheme(tags, scheme) for tags in rows]
+    found = find_scheme(encoded)
+    if not any(spans(tags) for tags in encoded):
+        assert found is None
+        return
+    assert not [breach for tags in encoded for breach in breaches(tags, found)]
+    assert [spans(to_bioes(tags)) for tags in encoded] == [spans(tags) for tags in rows]
+
+
+@pytest.mark.parametrize(
+    ("rows", "scheme"),
+    [
+        (["B-X I-X O B-X", "O B-Y"], "IOB2"),
+        (["I-X I-X O I-X", "O I-Y B-Y"], "IOB1"),
+        (["I-X I-X O I-X"], "IOB1"),
+        (["B-X E-X O S-X"], "BIOES"),
+        (["B-X L-X O U-X"], "BILOU"),
+        (["S-X O"], "BIOES"),
+        (["NOUN VERB X O"], None),
+        (["O O"], None),
+        (["B-X I-X NOUN"], None),
+        (["B- O"], None),
+    ],
+)
+def test_schemes(rows, scheme):
+    assert find_scheme(row.split() for row in rows) == scheme
+
+
+@pytest.mark.parametrize(
+    ("tags", "scheme", "places"),
+    [
+        ("O I-X I-X", "IOB2", [1]),
+        ("B-X I-Y I-Y", "IOB2", [1]),
+        ("I-X B-X", "IOB1", []),
+        ("O B-X I-Y B-X", "IOB1", [1, 3]),
+        ("B-X E-X S-X", "BIOES", []),
+        ("B-X O", "BIOES", [1]),
+        ("O E-X", "BIOES", [1]),
+        ("B-X I-Y E-Y", "BIOES", [1]),
+        ("O B-X", "BIOES", [1]),
+        ("S-X I-X E-X", "BIOES", [1]),
+        ("B-X E-X", "BILOU", [1]),
+        ("B-X L-X U-X", "BILOU", []),
+        ("B-X NOUN S-X BI-X", "IOB2", [1, 2, 3]),
+    ],
+)
+def test_breaches(tags, scheme, places):
+    assert [place for place, _ in breaches(tags.split(), scheme)] == places
+
+
+def test_one_mistake_does_not_change_the_scheme():
+    rows = [["B-X", "I-X", "O"]] * 9
+    assert find_scheme([*rows, ["O", "I-X"]]) == "IOB2"
+    rows = [["I-X", "I-X", "O"]] * 9
+    assert find_scheme([*rows, ["O", "B-X"]]) == "IOB1"
+
+
+def test_scores_by_hand():
+    gold = [["B-X", "I-X", "O", "B-Y"], ["B-X", "O"]]
+    predicted = [["B-X", "I-X", "B-Y", "O"], ["B-X", "I-X"]]
+    assert score_spans(gold, predicted) == pytest.approx(
+        {"precision": 1 / 3, "recall": 1 / 3, "f1": 1 / 3}
+    )
+    assert score_types(gold, predicted)["X"] == pytest.approx(
+        {"precision": 0.5, "recall": 0.5, "f1": 0.5, "support": 2}
+    )
+    assert score_spans([["O"]], [["O"]])["f1"] == 0

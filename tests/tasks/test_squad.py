@@ -1,0 +1,262 @@
+"""Questions from SQuAD, MRQA and tables; answers that are not where they say."""
+
+import gzip
+import json
+
+import pytest
+
+from electra.errors import UserError
+from electra.tasks.squad import NOWHERE, Columns, load_squad, more_questions
+
+BARN = "The barn of the farmer burned. The barn was old."
+
+
+def qa(number=1, text="barn", start=4, **more):
+    answers = [] if text is None else [{"text": text, "answer_start": start}]
+    return {"id": f"q{number}", "question": f"What {number}?", "answers": answers, **more}
+
+
+def squad(*questions, context=BARN):
+    paragraph = {"context": context, "qas": list(questions)}
+    return json.dumps({"version": "x", "data": [{"title": "t", "paragraphs": [paragraph]}]})
+
+
+def load(tmp_path, train, dev=None, name="qa", ending="json"):
+    (tmp_path / f"train.{ending}").write_text(train, encoding="utf-8")
+    (tmp_path / f"dev.{ending}").write_text(dev or train, encoding="utf-8")
+    return load_squad(name, tmp_path)
+
+
+def test_squad(tmp_path):
+    task = load(tmp_path, squad(qa(1), qa(2, "The barn", 31)))
+    first, second = task.splits["train"]
+    assert (first.id, first.question, first.context) == ("q1", "What 1?", BARN)
+    assert [(a.text, a.start) for a in first.answers] == [("barn", 4)]
+    assert [(a.text, a.start) for a in second.answers] == [("The barn", 31)]
+    assert (task.kind, task.metric, task.length, task.epochs) == ("qa", "f1", 512, 2)
+    assert task.warnings == ()
+
+
+def test_indented_and_bom(tmp_path):
+    text = "\ufeff" + json.dumps(json.loads(squad(qa())), indent=1)
+    assert load(tmp_path, text).splits["dev"][0].answers[0].start == 4
+
+
+def test_impossible(tmp_path):
+    some = squad(qa(1, is_impossible=False), qa(2, None, is_impossible=True), qa(3, None))
+    assert [q.impossible for q in load(tmp_path, some).splits["dev"]] == [False, True, True]
+    plausible = qa(4, "barn", 4, is_impossible=True)
+    (question,) = load(tmp_path, some, squad(plausible)).splits["dev"]
+    assert question.impossible
+    assert question.answers == ()
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_hidden_answers(tmp_path, keep):
+    hidden = qa(1, None)
+    if not keep:
+        del hidden["answers"]
+    (question,) = load(tmp_path, squad(qa()), squad(hidden)).splits["dev"]
+    assert question.answers == ()
+    assert not question.impossible
+    with pytest.raises(UserError, match=r"train.json' question 'q1' has no answer to learn"):
+        load(tmp_path, squad(hidden))
+
+
+def test_nearest_place(tmp_path):
+    task = load(tmp_path, squad(qa(1, "barn", 33), qa(2, "barn", 9)))
+    assert [q.answers[0].start for q in task.splits["train"]] == [35, 4]
+    assert "2 answers are not at their answer_start" in task.warnings[0]
+
+
+def test_white_space_differs(tmp_path):
+    context = "The  old\nbarn burned."
+    task = load(tmp_path, squad(qa(1, "old barn", 4), context=context))
+    (answer,) = task.splits["train"][0].answers
+    assert (answer.text, answer.start) == ("old\nbarn", 5)
+
+
+def test_answer_not_there(tmp_path):
+    with pytest.raises(UserError, match=r"train.json' question 'q2': the answer 'mill' is not in"):
+        load(tmp_path, squad(qa(1), qa(2, "mill", 4)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"data": [\n{"paragraphs": [}]}', "line 2 is no valid JSON"),
+        ('{"data": []}', "holds no questions"),
+        ('{"data": 3}', "has no list 'data'"),
+        ('{"data": [{"title": "x"}]}', "article 1 has no list 'paragraphs'"),
+        ('{"data": [{"paragraphs": [{"qas": []}]}]}', "has no text 'context'"),
+        ('{"data": [{"paragraphs": [{"context": "x"}]}]}', "has no list 'qas'"),
+        ('{"data": [{"paragraphs": [{"context": "x", "qas": [{}]}]}]}', "has no 'id'"),
+        (squad({"id": "q7", "answers": []}), "question 'q7' has no text 'question'"),
+        (squad(qa(1, "barn", "four")), "start must be a number"),
+        (squad({"id": "q7", "question": "x", "answers": [{}]}), "'q7': an answer has no text"),
+        (squad({"id": "q7", "question": "x", "answers": "barn"}), "'q7' has no list 'answers'"),
+        ("  \n", "is empty"),
+    ],
+)
+def test_bad_files(tmp_path, text, message):
+    with pytest.raises(UserError, match=message) as error:
+        load(tmp_path, text)
+    assert "train.json" in str(error.value)
+
+
+def test_ids_must_differ(tmp_path):
+    with pytest.raises(UserError, match=r"dev.json' has 2 questions with the id 'q1'"):
+        load(tmp_path, squad(qa(1), qa(1)))
+
+
+def test_versions(tmp_path):
+    folder = tmp_path / "squad"
+    folder.mkdir()
+    for version, number in (("v1.1", 1), ("v2.0", 2)):
+        for split in ("train", "dev"):
+            (folder / f"{split}-{version}.rebuilt.json").write_text(squad(qa(number)))
+    for place in (folder, tmp_path):
+        assert load_squad("squad1", place).splits["train"][0].id == "q1"
+        assert load_squad("squad2", place).splits["dev"][0].id == "q2"
+    (folder / "train-v1.1.rebuilt.json").unlink()
+    (folder / "dev-v1.1.rebuilt.json").unlink()
+    with pytest.raises(UserError, match=r"no train file of v1\.1"):
+        load_squad("squad1", folder)
+
+
+def test_one_file_is_split_by_context(tmp_path):
+    articles = [
+        {"paragraphs": [{"context": f"{BARN} {n}", "qas": [qa(2 * n), qa(2 * n + 1)]}]}
+        for n in range(200)
+    ]
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"data": articles}))
+    task = load_squad("qa", path)
+    train, dev = task.splits["train"], task.splits["dev"]
+    assert len(train) + len(dev) == 400
+    assert 10 <= len(dev) <= 80
+    assert not {q.context for q in train} & {q.context for q in dev}
+    assert "no dev file" in task.warnings[0]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
+def test_mrqa(tmp_path, ending):
+    record = {
+        "context": BARN,
+        "qas": [
+            {
+                "question": "What burned?",
+                "qid": "m1",
+                "answers": ["The Barn", "barn"],
+                "detected_answers": [
+                    {"text": "barn", "char_spans": [[4, 7], [35, 38]], "token_spans": [[1, 1]]}
+                ],
+            }
+        ],
+    }
+    text = json.dumps({"header": {"dataset": "x"}}) + "\n" + json.dumps(record) + "\n"
+    for split in ("train", "dev"):
+        raw = text.encode()
+        path = tmp_path / f"{split}.{ending}"
+        path.write_bytes(gzip.compress(raw) if ending.endswith("gz") else raw)
+    (question,) = load_squad("newsqa", tmp_path).splits["dev"]
+    assert question.id == "m1"
+    assert [(a.text, a.start) for a in question.answers] == [
+        ("barn", 4),
+        ("barn", 35),
+        ("The Barn", NOWHERE),
+    ]
+    bad = text.replace("[35, 38]", "[35, 380]")
+    (tmp_path / "train.jsonl").write_text(bad)
+    with pytest.raises(UserError, match=r"train.jsonl' line 2 question 'm1': the span"):
+        load_squad("newsqa", tmp_path / "train.jsonl")
+    (tmp_path / "train.jsonl").write_text(text + "{\n")
+    with pytest.raises(UserError, match=r"train.jsonl' line 3 is no valid JSON"):
+        load_squad("newsqa", tmp_path / "train.jsonl")
+
+
+def table(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_own_json_lines(tmp_path):
+    base = {"question": "What?", "context": BARN}
+    text = table(
+        {**base, "id": 7, "answer": "farmer"},
+        {**base, "answer": ["barn", "The barn"], "answer_start": [35, 31]},
+        {**base, "answer": "barn"},
+        {**base, "answer": "barn", "answer_start": 35},
+        {**base, "answer": ""},
+    )
+    task = load(tmp_path, text, ending="jsonl")
+    found = [[(a.text, a.start) for a in q.answers] for q in task.splits["train"]]
+    assert found == [
+        [("farmer", 16)],
+        [("barn", 35), ("The barn", 31)],
+        [("barn", 4)],
+        [("barn", 35)],
+        [],
+    ]
+    assert [q.id for q in task.splits["train"]] == ["7", "2", "3", "4", "5"]
+    assert [q.impossible for q in task.splits["train"]] == [False] * 4 + [True]
+    assert "1 answers without a start occur more than once" in task.warnings[0]
+
+
+def test_own_json_lines_in_the_form_of_datasets(tmp_path):
+    base = {"question": "What?", "context": BARN}
+    text = table(
+        {**base, "answers": {"text": ["barn"], "answer_start": [35]}},
+        {**base, "answers": {"text": [], "answer_start": []}},
+        {**base, "answers": [{"text": "barn", "answer_start": 4}]},
+    )
+    one, two, three = load(tmp_path, text, ending="jsonl").splits["dev"]
+    assert [a.start for a in one.answers] == [35]
+    assert two.impossible
+    assert [a.start for a in three.answers] == [4]
+
+
+def test_own_csv(tmp_path):
+    text = f'frage,text,antwort,answer_start\nWhat?,"{BARN}",barn,35\nWho?,"{BARN}",,\n'
+    path = tmp_path / "train.csv"
+    path.write_text(text)
+    (tmp_path / "dev.csv").write_text(text)
+    columns = Columns(question="frage", context="text", answer="antwort")
+    one, two = load_squad("qa", tmp_path, columns=columns).splits["train"]
+    assert one.answers[0].start == 35
+    assert two.impossible
+    with pytest.raises(UserError, match=r"no column 'question'.*--text"):
+        load_squad("qa", tmp_path)
+    with pytest.raises(UserError, match=r"no column 'antwor'"):
+        load_squad(
+            "qa", tmp_path, columns=Columns(question="frage", context="text", answer="antwor")
+        )
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"answer": "mill"}, "the answer 'mill' is not in its context"),
+        ({"answer": 3}, "must be a text or a list of texts"),
+        ({"answer": ["barn", "farmer"], "answer_start": [4]}, "with a start for each"),
+        ({"answer": "barn", "answer_start": -1}, "start must be a number"),
+        ({"answer": "barn", "context": ""}, "no text in the column 'context'"),
+    ],
+)
+def test_bad_rows(tmp_path, row, message):
+    base = {"question": "What?", "context": BARN, "answer": "barn"}
+    with pytest.raises(UserError, match=message) as error:
+        load(tmp_path, table(base, {**base, **row}), ending="jsonl")
+    assert "train.jsonl' line 2" in str(error.value)
+
+
+def test_half_a_surrogate_pair(tmp_path):
+    (question,) = load(tmp_path, squad(qa(), context=BARN + "\ud83d")).splits["train"]
+    question.context.encode()
+
+
+def test_one_more_file(tmp_path):
+    path = tmp_path / "new.jsonl"
+    path.write_text(table({"q": "What?", "context": BARN}))
+    (question,) = more_questions(path, columns=Columns(question="q"))
+    assert question.answers == ()
+    assert not question.impossible

@@ -1,0 +1,191 @@
+"""Tables of one's own: what is read, which line a row starts in, and what is refused how."""
+
+import csv
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from electra.errors import UserError
+from electra.tasks.table import read_table
+
+
+def write(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def values(path: Path) -> list[list[str]]:
+    table = read_table(path)
+    return [[row.values[name] for name in table.columns] for row in table.rows]
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UserError) as error:
+        read_table(path)
+    message = str(error.value)
+    assert str(path) in message
+    return message
+
+
+def test_csv_with_quotes_and_lines_inside(tmp_path):
+    path = write(tmp_path, "a.csv", 'text,label\n"two\nlines, ""so""",1\n\nplain,0\n')
+    table = read_table(path)
+    assert table.columns == ("text", "label")
+    assert [row.values["text"] for row in table.rows] == ['two\nlines, "so"', "plain"]
+    assert [row.line for row in table.rows] == [2, 5]
+    assert table.place(table.rows[1]) == f"'{path}' line 5"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize(("name", "separator"), [("a.csv", ","), ("a.csv", ";"), ("a.tsv", "\t")])
+def test_line_ends_and_byte_order_mark(tmp_path, end, mark, name, separator):
+    text = end.join(
+        [separator.join(row) for row in (("text", "label"), ("grün", "1"), ("ab", "0"))]
+    )
+    path = write(tmp_path, name, mark + (text + end).encode())
+    assert read_table(path).columns == ("text", "label")
+    assert values(path) == [["grün", "1"], ["ab", "0"]]
+
+
+def test_a_line_end_inside_a_cell_is_the_same_on_every_system(tmp_path):
+    path = write(tmp_path, "a.csv", 'text,label\r\n"two\r\nlines",1\r\nlast,0\r\n')
+    assert values(path) == [["two\nlines", "1"], ["last", "0"]]
+    assert [row.line for row in read_table(path).rows] == [2, 4]
+
+
+def test_unusual_line_ends_are_text_in_tsv(tmp_path):
+    path = write(tmp_path, "a.tsv", "text\tlabel\none\u2028two\x85three\t1\n")
+    assert values(path) == [["one\u2028two\x85three", "1"]]
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [['"quoted"', "1"]],
+        [['"Come in', "1"], ['he said."', "0"]],  # a quotation that goes on in the next row
+        [['"Come" he said', "1"]],
+        [['a 5" pipe', "1"], ['"', "0"]],
+        [['"a ""b"" c"', "1"], ['5" pipe', "0"]],  # the second cell breaks the rule of quoting
+    ],
+)
+def test_quotation_marks_are_text_in_plain_tsv(tmp_path, cells):
+    lines = ["text\tlabel", *("\t".join(row) for row in cells)]
+    assert values(write(tmp_path, "a.tsv", "\n".join(lines))) == cells
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+@pytest.mark.parametrize("odd", ["two\nlines", "a\ttab", 'he said "so"', '"'])
+def test_tsv_that_a_csv_writer_wrote(tmp_path, quoting, odd):
+    path = tmp_path / "a.tsv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, delimiter="\t", quoting=quoting)
+        rows.writerows([("text", "label"), ("plain", "0"), (odd, "1"), ("last", "0")])
+    assert values(path) == [["plain", "0"], [odd, "1"], ["last", "0"]]
+
+
+@given(
+    rows=st.lists(
+        st.tuples(*[st.text(st.characters(exclude_categories=["Cs", "Cc"]))] * 2).filter(
+            lambda row: any(cell.strip() for cell in row)
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_csv_and_json_give_back_what_was_written(rows):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.csv"
+        with path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("a", "b"), *rows])
+        assert values(path) == [list(row) for row in rows]
+        records = [{"a": a, "b": b} for a, b in rows]
+        whole = write(Path(folder), "a.json", json.dumps(records, indent=1, ensure_ascii=False))
+        lines = write(Path(folder), "a.jsonl", "\n".join(json.dumps(r) for r in records))
+        assert values(whole) == values(lines) == [list(row) for row in rows]
+
+
+def test_json_lines_and_json_list(tmp_path):
+    lines = write(tmp_path, "a.json", '{"text": "one", "n": 1}\n\n{"text": "two", "m": [2]}\n')
+    table = read_table(lines)
+    assert table.columns == ("text", "n", "m")
+    assert [(row.line, row.values) for row in table.rows] == [
+        (1, {"text": "one", "n": 1}),
+        (3, {"text": "two", "m": [2]}),
+    ]
+    listed = write(tmp_path, "b.json", '\n[\n {"text":\n  "one"},\n {"text": "two"}\n]\n')
+    assert [(row.line, row.values["text"]) for row in read_table(listed).rows] == [
+        (3, "one"),
+        (5, "two"),
+    ]
+
+
+def test_half_a_surrogate_pair_becomes_text_that_can_be_encoded(tmp_path):
+    path = write(tmp_path, "a.jsonl", '{"text": "a \\ud83d b"}')
+    read_table(path).rows[0].values["text"].encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", "", "is empty"),
+        ("a.csv", "\ufeff \n", "is empty"),
+        ("a.csv", "text,label\n", "has no rows"),
+        ("a.json", "[]", "has no rows"),
+        ("a.csv", "text,label\na,1\nb,1,2\n", "line 3 has 3 cells where the header has 2"),
+        ("a.tsv", "text\tlabel\na\n", "line 2 has 1 cells"),
+        ("a.csv", 'text,label\na,1\n"b,1\nc,0\n', "line 3 starts a row that is no valid"),
+        ("a.csv", "a,a\n1,2\n", "line 1 names the column 'a' twice"),
+        ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2 is no valid JSON"),
+        ("a.jsonl", '{"a": 1}\n[1]\n', "line 2 is a JSON list, not an object"),
+        ("a.json", '[{"a": 1},\n 3]', "line 2 is a JSON number"),
+        ("a.json", '[{"a": 1}\n {"a": 2}]', "line 2 is no valid JSON"),
+        ("a.json", '[{"a": 1},\n', "line 2 is no valid JSON"),
+        ("a.json", '[{"a": 1}]\n\nmore', "line 3 is no valid JSON"),
+        ("a.jsonl", "[" * 100_000, "line 1 is no valid JSON"),
+        ("a.csv", b"text,label\nabc,1\ncaf\xe9,1\n", "line 3 is not UTF-8 (byte 0xe9)"),
+        ("a.csv", b"\xef\xbb\xbftext\n\xff\n", "line 2 is not UTF-8"),
+        ("a.csv", "text\na\n".encode("utf-16"), "UTF-16"),
+        ("a.xlsx", "text\n", "is no table"),
+    ],
+)
+def test_refusals_name_file_and_line(tmp_path, name, content, words):
+    assert words in refusal(write(tmp_path, name, content))
+
+
+def test_files_that_are_not_there(tmp_path):
+    assert "There is no file" in refusal(tmp_path / "a.csv")
+    (tmp_path / "b.csv").mkdir()
+    assert "cannot be read" in refusal(tmp_path / "b.csv")
+
+
+def test_a_missing_column_names_those_that_are_there(tmp_path):
+    table = read_table(write(tmp_path, "a.csv", "text,label\na,1\n"))
+    table.need("label")
+    with pytest.raises(
+        UserError, match="no column 'txt', it has: text, label; did you mean 'text'"
+    ):
+        table.need("txt", "--text")
+    with pytest.raises(UserError, match=r"it has: text, label\. Name the right one with --pair"):
+        table.need("qqqqqq", "--pair")
+
+
+def test_a_file_without_header_is_told_to_have_one(tmp_path):
+    table = read_table(write(tmp_path, "a.tsv", f"{'a long text ' * 9}\tx\nanother\ty\n"))
+    with pytest.raises(UserError, match=r"a long text a.{,40}….*first line of the file must name"):
+        table.need("text")
+
+
+def test_a_text_must_be_one(tmp_path):
+    table = read_table(write(tmp_path, "a.jsonl", '{"t": "x"}\n{"t": " "}\n{"u": 1}\n{"t": 3}'))
+    assert table.text(table.rows[0], "t") == "x"
+    for row, words in zip(
+        table.rows[1:], ("has no text", "has no text", "JSON number"), strict=True
+    ):
+        with pytest.raises(UserError, match=f"line {row.line}.*{words}"):
+            table.text(row, "t")
