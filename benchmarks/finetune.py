@@ -44,7 +44,9 @@ def main() -> None:
         task = replace(task, splits={**task.splits, "train": train})
     task = replace(task, swap=False, splits={k: task.splits[k] for k in ("train", "dev")})
     if options.warm:
-        short = replace(task, splits={"train": task.splits["train"][:320], "dev": task.splits["dev"]})
+        short = replace(
+            task, splits={"train": task.splits["train"][:320], "dev": task.splits["dev"]}
+        )
         ours(options.model, short, 1, options.seeds, options.lr)
         peer(options.model, short, 1, 0, options.lr)
     found = {"ours": ours(options.model, task, options.epochs, options.seeds, options.lr)}

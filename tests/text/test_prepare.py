@@ -257,6 +257,7 @@ def test_killed_run_goes_on_to_the_same_bytes(start, tmp_path, workers, stop):
 def test_dead_worker_is_told(start, tmp_path):
     process = start("dead", 2)
     wait_for_shards(tmp_path / "dead", 2)
+    process.send_signal(signal.SIGSTOP)  # or it could be done before the worker is dead
     children = subprocess.run(
         ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(process.pid)],
         capture_output=True,
@@ -264,6 +265,7 @@ def test_dead_worker_is_told(start, tmp_path):
     ).stdout.splitlines()
     workers = [int(line.split()[0]) for line in children if "spawn_main" in line]
     os.kill(workers[0], signal.SIGKILL)
+    process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 1
     assert b"UserError: A worker process ended unexpectedly" in errors
@@ -330,8 +332,10 @@ def test_file_size_limit_is_told(start, tmp_path, workers):
 def test_two_runs_at_once_are_refused(start, tmp_path):
     process = start("busy", 1)
     wait_for_shards(tmp_path / "busy", 1)
+    process.send_signal(signal.SIGSTOP)  # or it could be done before the second one has started
     second = start("busy", 1)
     _, errors = second.communicate(timeout=20)
+    process.send_signal(signal.SIGCONT)
     assert b"Another  electra prepare  is writing" in errors
     assert process.wait() == 0
 

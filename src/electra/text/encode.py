@@ -1,8 +1,9 @@
-"""One chunk of documents -> one shard file; what a worker does."""
+"""One chunk of documents, which are UTF-8 here -> one shard file; what a worker does."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from tokenizers import Tokenizer
 from electra.text.files import write_whole
 from electra.text.rows import Layout, Places, fill, packed, pairs
 from electra.text.tokenizer import Vocabulary
+from electra.text.wordcache import WordCache, batches, words_suffice
 
-BATCH = 500_000  # characters that are tokenised at once
+Chunk = tuple[int, list[bytes]]
+"""Its number and its documents."""
+Tokenise = Callable[[list[bytes]], tuple[npt.NDArray[Any], list[list[int]]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +65,9 @@ def shard_name(number: int) -> str:
     return f"shard-{number:05}.bin"
 
 
-def chunk_digest(documents: list[str]) -> str:
+def chunk_digest(documents: list[bytes]) -> str:
     """A hash of a chunk's text, by which a later run knows it again."""
-    state = hashlib.blake2b(digest_size=16)
-    for document in documents:
-        state.update(document.encode())
-        state.update(b"\0")
-    return state.hexdigest()
+    return hashlib.blake2b(b"\0".join([*documents, b""]), digest_size=16).hexdigest()
 
 
 def open_tokenizer(job: Job) -> Tokenizer:
@@ -80,15 +80,23 @@ def open_tokenizer(job: Job) -> Tokenizer:
     return tokenizer
 
 
-def encode_chunk(job: Job, tokenizer: Tokenizer, number: int, documents: list[str]) -> Done:
+def open_encoder(job: Job) -> Tokenise:
+    """The way from documents to ids: by words where that is exact, else the library alone."""
+    tokenizer = open_tokenizer(job)
+    if words_suffice(tokenizer):
+        return WordCache(tokenizer, job.dtype)
+    return partial(tokenised, tokenizer, job.dtype)
+
+
+def encode_chunk(job: Job, tokenise: Tokenise, number: int, documents: list[bytes]) -> Done:
     """Tokenise the documents, lay them out in rows, held-out ones first, and write the shard."""
-    groups: tuple[list[str], list[str]] = ([], [])
+    groups: tuple[list[bytes], list[bytes]] = ([], [])
     for document in documents:
         groups[not is_held_out(document, job)].append(document)
     random = np.random.default_rng([job.seed, number])
     parts, text_tokens, lost, unknown = [], 0, 0, 0
     for group in groups:
-        ids, lines = tokenised(tokenizer, group, job.dtype)
+        ids, lines = tokenise(group)
         spots = place(lines, job, random)
         parts.append(fill_rows(ids, spots, job))
         text_tokens += len(ids)
@@ -110,7 +118,7 @@ def encode_chunk(job: Job, tokenizer: Tokenizer, number: int, documents: list[st
         lost_tokens=lost,
         unknown=unknown,
         documents=len(documents),
-        text_bytes=sum(len(document.encode()) for document in documents),
+        text_bytes=sum(map(len, documents)),
         size=sum(some.nbytes for some in content),
         sha256=state.hexdigest(),
     )
@@ -137,37 +145,24 @@ def fill_rows(ids: npt.NDArray[Any], spots: Places, job: Job) -> npt.NDArray[Any
     )
 
 
-def is_held_out(document: str, job: Job) -> bool:
+def is_held_out(document: bytes, job: Job) -> bool:
     """Whether a document is for validation: decided by its text, so that equals stay together."""
     salt = job.seed.to_bytes(16, "big", signed=True)
-    value = hashlib.blake2b(document.encode(), digest_size=8, salt=salt).digest()
+    value = hashlib.blake2b(document, digest_size=8, salt=salt).digest()
     return int.from_bytes(value, "big") < job.held_out * 2**64
 
 
 def tokenised(
-    tokenizer: Tokenizer, documents: list[str], dtype: str
+    tokenizer: Tokenizer, dtype: str, documents: list[bytes]
 ) -> tuple[npt.NDArray[Any], list[list[int]]]:
     """All ids in one array, and for each document the numbers of ids of its lines."""
     parts: list[npt.NDArray[Any]] = [np.empty(0, dtype=dtype)]
     counts: list[int] = []
-    lines = [[line for line in document.split("\n") if line.strip()] for document in documents]
+    texts = map(bytes.decode, documents)
+    lines = [[line for line in text.split("\n") if line.strip()] for text in texts]
     for batch in batches(chain.from_iterable(lines)):
         found = [e.ids for e in tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
         counts.extend(map(len, found))
         parts.append(np.array(list(chain.from_iterable(found)), dtype=dtype))
     each = iter(counts)
     return np.concatenate(parts), [[next(each) for _ in document] for document in lines]
-
-
-def batches(lines: Iterator[str]) -> Iterator[list[str]]:
-    """Lists of lines of limited size, which keep the memory flat."""
-    batch: list[str] = []
-    size = 0
-    for line in lines:
-        batch.append(line)
-        size += len(line)
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from electra.errors import UserError
-from electra.text.encode import Done, Job, encode_chunk, open_tokenizer
+from electra.text.encode import Chunk, Done, Job, encode_chunk, open_encoder
 
 Answer = Done | OSError | UserError
 
@@ -19,12 +19,12 @@ Answer = Done | OSError | UserError
 def work(job: Job, pipe: Connection) -> None:
     """Encode the chunks that come through the pipe until it closes."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one core
-    tokenizer = open_tokenizer(job)
+    tokenise = open_encoder(job)
     try:
         while True:
             number, documents = pipe.recv()
             try:
-                pipe.send(encode_chunk(job, tokenizer, number, documents))
+                pipe.send(encode_chunk(job, tokenise, number, documents))
             except (OSError, MemoryError) as error:
                 pipe.send(error)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -77,7 +77,7 @@ class Pool:
                 process.terminate()
             process.join()
 
-    def map(self, chunks: Iterator[tuple[int, list[str]]]) -> Iterator[Done]:
+    def map(self, chunks: Iterator[Chunk]) -> Iterator[Done]:
         """The outcome of each chunk, as they become ready; at most one chunk waits to be sent."""
         for chunk in chunks:
             if not self.free:
@@ -86,7 +86,7 @@ class Pool:
         while self.busy:
             yield from self.ready()
 
-    def give(self, chunk: tuple[int, list[str]]) -> None:
+    def give(self, chunk: Chunk) -> None:
         """Hand a chunk to a free worker."""
         pipe = self.free.pop()
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError
-from electra.text.encode import Done, Job, chunk_digest, encode_chunk, open_tokenizer
+from electra.text.encode import Chunk, Done, Job, encode_chunk, open_encoder, open_tokenizer
 from electra.text.files import FULL, disk_full
 from electra.text.pool import Pool
 from electra.text.read import read_chunks
@@ -143,12 +143,13 @@ def run(
         state = replace(state, read_bytes=state.read_bytes + count)
         report(state)
 
-    def new_chunks() -> Iterator[tuple[int, list[str]]]:
+    def new_chunks() -> Iterator[Chunk]:
         nonlocal state
         request = target.request
         chunks = read_chunks(request["inputs"], text_field=request["text_field"], on_bytes=on_bytes)
-        for number, documents in enumerate(chunks):
-            if earlier := target.known(number, chunk_digest(documents), job):
+        for number, texts in enumerate(chunks):
+            documents = list(map(str.encode, texts))
+            if earlier := target.known(number, documents, job):
                 state = add(replace(state, skipped=state.skipped + 1), earlier, job)
                 target.keep(earlier)
             else:
@@ -181,7 +182,7 @@ def told_plainly(folder: Path) -> Iterator[None]:
         ) from None
 
 
-Encode = Callable[[Iterator[tuple[int, list[str]]]], Iterator[Done]]
+Encode = Callable[[Iterator[Chunk]], Iterator[Done]]
 
 
 @contextmanager
@@ -193,9 +194,9 @@ def encoder(job: Job, workers: int) -> Iterator[Encode]:
         return
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one worker, one core
-    tokenizer = open_tokenizer(job)
+    tokenise = open_encoder(job)
     try:
-        yield lambda chunks: (encode_chunk(job, tokenizer, *chunk) for chunk in chunks)
+        yield lambda chunks: (encode_chunk(job, tokenise, *chunk) for chunk in chunks)
     finally:
         if before is None:
             del os.environ["TOKENIZERS_PARALLELISM"]

@@ -34,7 +34,7 @@ def read_chunks(
     for document in read_documents(sources, text_field, report):
         empty = False
         chunk.append(document)
-        held += len(document.encode())
+        held += len(document) if document.isascii() else len(document.encode())
         if held >= size:
             yield chunk
             chunk, held = [], 0

@@ -149,8 +149,11 @@ def fill(
     # [SEP] after [CLS]: the place before a second segment belongs to the first one's [SEP].
     flat[begin - 1] = cls
     flat[begin + spots.count] = sep
-    before = np.cumsum(spots.count) - spots.count
-    flat[np.repeat(begin - before, spots.count) + np.arange(len(tokens))] = tokens
+    # 1 where a run of tokens begins, -1 after its end: the sum is 1 inside the runs, else 0.
+    inside = np.zeros(len(flat), dtype=np.int8)
+    inside[begin] = 1
+    inside[begin + spots.count] = -1
+    flat[np.cumsum(inside, dtype=np.int8).view(np.bool_)] = tokens
     end = spots.column + spots.count + 1
     # Of a row's several runs the last one written stays: the last run, then the first one.
     rows[spots.row, length + 1] = end

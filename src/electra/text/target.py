@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from electra.errors import UserError
-from electra.text.encode import Done, Job, shard_name
+from electra.text.encode import Done, Job, chunk_digest, shard_name
 from electra.text.files import TEMPORARY, file_sha256, locked, write_whole
 from electra.text.shards import FORMAT, INDEX, TOKENIZER, read_index
 from electra.text.sources import Source
@@ -124,10 +124,10 @@ class Target:
         """Put the tokenizer beside the shards."""
         save_tokenizer(Tokenizer.from_str(content), self.folder / TOKENIZER, names=names)
 
-    def known(self, number: int, text: str, job: Job) -> Done | None:
+    def known(self, number: int, documents: list[bytes], job: Job) -> Done | None:
         """The record of this very chunk, if its shard is there and whole."""
         done = self.earlier.get(number)
-        if done is None or done.text != text:
+        if done is None or done.text != chunk_digest(documents):
             return None
         path = self.folder / shard_name(number)
         if done.rows and not (path.is_file() and file_sha256(path) == done.sha256):

@@ -1,0 +1,339 @@
+"""Words that are looked up: the same ids as from the library, for any text."""
+
+import hashlib
+import random
+import string
+import sys
+import tracemalloc
+from itertools import chain, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+
+from electra.text import encode, wordcache
+from electra.text.encode import chunk_digest, open_encoder, open_tokenizer, tokenised
+from electra.text.prepare import new_job, prepare
+from electra.text.tokenizer import train_tokenizer
+from electra.text.wordcache import IDEOGRAPHS, MARKS, WordCache, words_suffice
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+RULES = [
+    {"lowercase": lowercase, "strip_accents": strip, "handle_chinese_chars": chinese}
+    for lowercase, strip, chinese in product((True, False), (None, True, False), (True, False))
+]
+BLANKS = [chr(c) for c in range(sys.maxunicode) if chr(c).isspace()]
+CONTROLS = [chr(c) for c in (*range(32), *range(0x7F, 0xA0)) if chr(c) != "\n"]
+FRAGMENTS = [
+    *("a", "B", "ab", "Straße", "STRASSE ẞ", "ΟΔΟΣ", "Σ", "ός", "İstanbul", "ıI", "ﬁ", "ǅ"),
+    *("\u212a", "\u212b", "é", "e\u0301", "\u0301", "\u0301\u0323", "\u0323\u0301", "\u0345"),
+    *("≠", "=\u0338", "\uac01", "\u1100\u1161\u11a8", "ﷺ", "नमस्ते", "ไทย", "が", "カ゛", "ｶﾞ"),
+    *("中", "中文a字", "𠀀", "㐀", "\uf900", "、。", "「a」", "！", "\ufffd", "\0", "\U000e0001"),
+    *("👩\u200d👩\u200d👧", "🏳\ufe0f\u200d🌈", "\u200d", "\u200b", "\ufeff", "\u00ad", "\u202e"),
+    *("[SEP]", "[MASK]a", "[ SEP ]", "[", "##a", "#", "a##b", "don't", "e.g.", "1,000.5"),
+    *("—", "–a", "…", "“", "’s", "‐", "‿", "⁀", "′", "²", "½", "Ⅳ", "℃", "€"),
+    *("_", "^", "`", "~", "$", "+", "|", "a" * 15, "a" * 16, "b" * 17, "é" * 8, "a" * 99),
+    *("a" * 100, "a" * 101, "b" * 300, "é" * 100, "e\u0301" * 60, "\n\n", "\r\n", "  "),
+    *BLANKS,
+    *CONTROLS,
+]
+TEXTS = st.lists(
+    st.lists(
+        st.sampled_from(FRAGMENTS) | st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+        max_size=12,
+    ).map("".join),
+    max_size=4,
+)
+
+
+def slow(value):
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+def bert(vocabulary, **rules) -> Tokenizer:
+    """BERT's tokenizer, for text only."""
+    tokenizer = Tokenizer(
+        models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
+    )
+    tokenizer.normalizer = normalizers.BertNormalizer(**rules)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def every() -> list[Tokenizer]:
+    """Tokenizers by each set of rules, whose vocabulary has every character of 16 bits."""
+    characters = [chr(c) for c in range(1 << 16) if not 0xD800 <= c < 0xE000]
+    tokens = [*SPECIAL, *characters, *("##" + c for c in characters), "ab", "##ab", "aaaa", "don"]
+    vocabulary = {token: place for place, token in enumerate(tokens)}
+    return [bert(vocabulary, **rules) for rules in RULES]
+
+
+def check(tokenizer: Tokenizer, cache: WordCache, texts: list[str]) -> None:
+    """The cache gives what the library gives."""
+    documents = [text.encode() for text in texts]
+    ids, lines = cache(documents)
+    expected, counts = tokenised(tokenizer, cache.dtype, documents)
+    assert ids.dtype == expected.dtype
+    assert ids.tolist() == expected.tolist()
+    assert [[n for n in each if n] for each in lines] == [[n for n in each if n] for each in counts]
+    assert [len(each) for each in lines] == [text.count("\n") + 1 for text in texts]
+
+
+@pytest.fixture(scope="module", params=[1 << 19, 4], ids=["large", "crowded"])
+def caches(request, every):
+    """A cache for each tokenizer; in a table of four places nearly all words are in the way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wordcache, "SLOTS", request.param)
+        return [WordCache(tokenizer, "uint32") for tokenizer in every]
+
+
+@settings(deadline=None, max_examples=300)
+@given(texts=TEXTS, which=st.integers(0, len(RULES) - 1))
+def test_any_text_gives_the_same_ids(every, caches, texts, which):
+    check(every[which], caches[which], texts)
+
+
+@pytest.mark.parametrize("which", [0, 7, *(slow(n) for n in range(len(RULES)) if n not in (0, 7))])
+def test_every_character_in_many_places(every, which):
+    """Alone on a line, inside and at the ends of words, doubled, and with an accent after it."""
+    points = [c for c in range(1 << 16) if not 0xD800 <= c < 0xE000]
+    check_characters(every[which], points)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 7])
+def test_every_character_beyond(every, which):
+    check_characters(every[which], range(1 << 16, sys.maxunicode + 1))
+
+
+def check_characters(tokenizer, points):
+    cache = WordCache(tokenizer, "uint32")
+    for start in range(0, len(points), 1 << 16):
+        some = points[start : start + (1 << 16)]
+        check(tokenizer, cache, ["\n".join(around(chr(c)) for c in some)])
+
+
+def around(c: str) -> str:
+    """Lines with a character in many places."""
+    return f"{c}\na{c}B {c} {c}b,{c}a{c}\u0301 .{c}{c}{c}"
+
+
+def test_marks_are_words_of_their_own():
+    rules, cut = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    for c in (*string.punctuation, *map(chr, MARKS + IDEOGRAPHS)):
+        text = rules.normalize_str(f"a{c}b{c}\u0301c")
+        assert [piece for piece, _ in cut.pre_tokenize_str(text)] == ["a", c, "b", c, "c"]
+
+
+def test_words_that_differ_little_are_different():
+    """Of 1 to 20 bytes, which are one byte longer or other in one byte."""
+    words = ["abcdefghijklmnopqrst"[:n] for n in range(1, 21)]
+    words += [word[:n] + "z" + word[n + 1 :] for word in words for n in range(len(word))]
+    vocabulary = {token: n for n, token in enumerate(dict.fromkeys([*SPECIAL, *words]))}
+    tokenizer = bert(vocabulary)
+    cache = WordCache(tokenizer, "uint16")
+    for _ in range(2):
+        check(tokenizer, cache, [" ".join(words), " ".join(words[::-1])])
+        assert 1 not in cache([" ".join(words).encode()])[0]
+
+
+def test_no_text_and_no_tokens(every):
+    cache = WordCache(every[0], "uint32")
+    for texts in (
+        [],
+        [""],
+        ["", ""],
+        ["\n"],
+        ["\0"],
+        [" \u200b\n\x1c", "\t"],
+        ["a"],
+        ["\n\na\n\n"],
+    ):
+        check(every[0], cache, texts)
+
+
+def test_large_text_in_many_batches(every, monkeypatch, make_text):
+    monkeypatch.setattr(wordcache, "BATCH", 1000)
+    texts = make_text(100, seed=5).split("\n\n")
+    check(every[0], WordCache(every[0], "uint32"), texts)
+
+
+class Counting:
+    """A model that counts the words it is asked for."""
+
+    def __init__(self, model):
+        self.model = model
+        self.asked: list[str] = []
+
+    def tokenize(self, text):
+        self.asked.append(text)
+        return self.model.tokenize(text)
+
+
+def test_each_word_is_tokenised_once(every):
+    cache = WordCache(every[0], "uint32")
+    cache.model = Counting(cache.model)
+    long = "a" * 40
+    for _ in range(3):
+        cache([f"Some words, some WORDS and {long} {long}".encode()] * 3)
+    assert sorted(cache.model.asked) == sorted(["some", "words", ",", "and", long])
+
+
+def unique_words(count: int, seed: int = 0) -> str:
+    dice = random.Random(seed)
+    return " ".join(f"{dice.getrandbits(60):x}" for _ in range(count))
+
+
+def test_memory_is_bounded(every, monkeypatch):
+    """Ever new words: the cache begins anew, and the ids stay right."""
+    monkeypatch.setattr(wordcache, "BATCH", 20_000)
+    monkeypatch.setattr(wordcache, "LIMIT", 1_000_000)
+    cache, most = WordCache(every[0], "uint32"), 0
+    for seed in range(10):
+        text = unique_words(3000, seed)
+        check(every[0], cache, [text[:20_000], text[20_000:], "the same words each time"])
+        most = max(most, len(cache.numbers))
+        assert cache.held <= 1_000_000
+        assert len(cache.numbers) == len(cache.ends) - 1
+    assert 3000 < most < 1_000_000 / wordcache.OVERHEAD
+
+
+def test_memory_is_estimated_well(every):
+    cache = WordCache(every[0], "uint32")
+    cache([b"begin"])
+    text = unique_words(30_000).encode()
+    tracemalloc.start()
+    try:
+        cache([text])
+        real = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert 0.7 < cache.held / real < 1.4
+
+
+@pytest.fixture
+def job(tokenizer_folder, tmp_path):
+    return new_job(tokenizer_folder, tmp_path, 32, "pairs", 0.1, 1)
+
+
+def changed(job, change):
+    """The job with another tokenizer."""
+    tokenizer = Tokenizer.from_str(job.tokenizer)
+    change(tokenizer)
+    return encode.Job(
+        folder=job.folder,
+        tokenizer=tokenizer.to_str(),
+        vocabulary=job.vocabulary,
+        length=job.length,
+        layout=job.layout,
+        held_out=job.held_out,
+        seed=job.seed,
+    )
+
+
+def put(**parts):
+    def change(tokenizer):
+        for name, part in parts.items():
+            setattr(tokenizer, name, part)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tokenizer: tokenizer.add_tokens(["kari to"]),
+        lambda tokenizer: tokenizer.add_tokens([AddedToken("ari", normalized=False)]),
+        put(normalizer=normalizers.BertNormalizer(clean_text=False)),
+        put(normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.BertNormalizer()])),
+        put(normalizer=normalizers.Replace("a t", "b")),
+        put(pre_tokenizer=pre_tokenizers.Whitespace()),
+        put(pre_tokenizer=pre_tokenizers.WhitespaceSplit()),
+        put(model=models.WordLevel({"kari": 0, "[UNK]": 1}, unk_token="[UNK]")),
+    ],
+)
+def test_other_rules_are_left_to_the_library(job, change, make_text):
+    other = changed(job, change)
+    tokenise = open_encoder(other)
+    assert not isinstance(tokenise, WordCache)
+    documents = [text.encode() for text in ["kari to men", *make_text(5).split("\n\n")]]
+    tokenizer = open_tokenizer(other)
+    lines = [line for text in documents for line in text.decode().split("\n")]
+    expected = [tokenizer.encode(line, add_special_tokens=False).ids for line in lines]
+    assert tokenise(documents)[0].tolist() == list(chain.from_iterable(expected))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_other_kinds_are_left_to_the_library(corpus, tmp_path, kind):
+    tokenizer = train_tokenizer([corpus], tmp_path / kind, vocab_size=400, kind=kind)
+    tokenizer.encode_special_tokens = True
+    assert not words_suffice(tokenizer)
+
+
+@pytest.mark.parametrize("cased", [True, False])
+@pytest.mark.parametrize("keep_accents", [True, False])
+def test_own_wordpiece_is_looked_up(corpus, tmp_path, cased, keep_accents, make_text):
+    options = {"vocab_size": 300, "cased": cased, "keep_accents": keep_accents}
+    train_tokenizer([corpus], tmp_path / "own", **options)
+    own = new_job(tmp_path / "own", tmp_path, 32, "pairs", 0.1, 1)
+    cache = open_encoder(own)
+    assert isinstance(cache, WordCache)
+    check(open_tokenizer(own), cache, make_text(20, seed=8).split("\n\n"))
+
+
+def test_special_tokens_must_be_text(every):
+    tokenizer = Tokenizer.from_str(every[0].to_str())
+    assert not tokenizer.encode_special_tokens
+    assert not words_suffice(tokenizer)
+    tokenizer.encode_special_tokens = True
+    assert words_suffice(tokenizer)
+
+
+@pytest.mark.parametrize("layout", ["pairs", "packed"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_shards_are_the_same_bytes(tokenizer_folder, tmp_path, monkeypatch, layout, workers):
+    """With words that are looked up and without."""
+    dice = random.Random(3)
+    text = tmp_path / "text.txt"
+    fragments = [
+        *(f for f in FRAGMENTS if "\0" not in f),
+        *["kari", "Tomen", "sul,", " ", "\n"] * 50,
+    ]
+    text.write_text("".join(dice.choices(fragments, k=20_000)), encoding="utf-8", newline="")
+    options = {"tokenizer": tokenizer_folder, "length": 32, "layout": layout, "held_out": 0.1}
+    fast = prepare([text], out=tmp_path / "fast", workers=workers, **options)
+    monkeypatch.setattr(encode, "words_suffice", lambda tokenizer: False)
+    plain = prepare([text], out=tmp_path / "plain", workers=1, **options)
+    assert fast.text_tokens == plain.text_tokens > 10_000
+    assert fast.unknown == plain.unknown > 0
+    for path in (tmp_path / "plain").rglob("*"):
+        if path.is_file():
+            assert (tmp_path / "fast" / path.relative_to(tmp_path / "plain")).read_bytes() == (
+                path.read_bytes()
+            )
+
+
+def test_digest_of_a_chunk_is_of_its_documents():
+    """Documents end with a NUL byte, so that other cuts give another digest."""
+    state = hashlib.blake2b(digest_size=16)
+    for document in (b"one", b"two"):
+        state.update(document + b"\0")
+    assert chunk_digest([b"one", b"two"]) == state.hexdigest()
+    assert len({chunk_digest(d) for d in ([b"ab"], [b"a", b"b"], [], [b""])}) == 4
+
+
+def test_table_is_used(every, monkeypatch):
+    """The second time short words come from the table, without the dict."""
+    cache = WordCache(every[0], "uint32")
+    text = "the quick brown fox — jumps, over the lazy dog fifteenlettersx".encode()
+    first = cache([text])[0]
+    monkeypatch.setattr(cache, "numbers", {})
+    monkeypatch.setattr(cache, "learn", lambda: None)
+    assert np.array_equal(cache([text])[0], first)
+    with pytest.raises(KeyError):
+        cache([text + b"s"])
