@@ -3,9 +3,9 @@
     python benchmarks/finetune.py MODEL --task cola --data glue --seeds 5 --peer-seeds 3
 
 MODEL is a discriminator's folder. Both sides use the head of ElectraForSequenceClassification, one
-learning rate for all layers, AdamW with bias correction, 10 % warm-up, bf16 on CUDA and fp32 on the CPU; the peer pads
-each batch to its longest row (DataCollatorWithPadding) and has its fused optimizer. Times are from
-tokens to dev score: tokenisation, training and evaluation, without imports.
+learning rate for all layers, AdamW with bias correction, 10 % warm-up, bf16 on CUDA and fp32 on the
+CPU; the peer pads each batch to its longest row (DataCollatorWithPadding) and has its fused
+optimizer. Times are from texts to dev score: tokenisation, training, evaluation, without imports.
 """
 
 import argparse

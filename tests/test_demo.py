@@ -2,11 +2,12 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 
 import pytest
 from PIL import Image
 
-from electra.demo import order, run, speeches
+from electra.demo import run, speeches
 from electra.errors import UserError
 
 
@@ -15,7 +16,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(run, "LABELLED", 64)
     monkeypatch.setattr(run, "JUDGED", 64)
     monkeypatch.setattr(run, "SEEDS", 1)
-    monkeypatch.setattr(order, "EPOCHS", 1)
+    monkeypatch.setattr(run, "TUNING", replace(run.TUNING, epochs=1))
 
 
 def test_the_whole_way(quick, tmp_path, console):

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
 from electra.config import override
-from electra.demo.order import encode, fine_tune
 from electra.demo.speeches import (
     Sentence,
     Speech,
@@ -24,15 +22,23 @@ from electra.demo.speeches import (
     write_text,
 )
 from electra.errors import UserError
-from electra.hub.folders import load_discriminator
+from electra.finetune.run import finetune
+from electra.finetune.settings import FinetuneConfig
+from electra.hub.folders import export
 from electra.hub.show import painted
 from electra.models.electra import build_pair
 from electra.objectives.batch import unpack
 from electra.objectives.rtd import totals_of
 from electra.recipes import recipe
+from electra.tasks import examples
 from electra.text.console import show_bytes, show_prepare
 from electra.text.prepare import prepare
-from electra.text.tokenizer import load_tokenizer, load_vocabulary, train_tokenizer
+from electra.text.tokenizer import (
+    load_tokenizer,
+    load_vocabulary,
+    save_tokenizer,
+    train_tokenizer,
+)
 from electra.train import checkpoint
 from electra.train.evaluate import restore_run
 from electra.train.pretrain import start
@@ -42,6 +48,15 @@ MARK = "demo.json"
 VOCABULARY, LENGTH, SEEDS = 2048, 64, 3
 LABELLED, JUDGED = 1000, 1000
 """Labelled sentences to learn from, and others to be judged by."""
+TUNING = FinetuneConfig(
+    lr=3e-4,
+    layer_decay=1.0,
+    epochs=8,
+    batch=16,
+    length=LENGTH,
+    pool="max",  # the toy's one layer cannot gather a sentence in [CLS]
+    device="cpu",
+)
 
 NEXT = """\
 Now with your own text:
@@ -53,6 +68,7 @@ Now with your own text:
   electra report runs/mine
   electra detect runs/mine "a sentence with one parliament word"
   electra fill runs/mine "a sentence with one [MASK] word"
+  electra finetune runs/mine classify --data my-labels.csv --out tuned
 """
 
 
@@ -157,31 +173,43 @@ def compare(
 ) -> dict[str, list[float]]:
     """The same task and settings from the pre-trained weights and from new ones, side by side."""
     config, _ = restore_run(run)
-    tokenizer, vocab = load_tokenizer(run / "tokenizer"), load_vocabulary(run / "tokenizer")
-    train = encode(sentences(speeches, LABELLED, seed=0), tokenizer, vocab, LENGTH)
-    test = encode(sentences(aside, JUDGED, seed=1), tokenizer, vocab, LENGTH)
-    folder = checkpoint.checkpoints(run)[-1] / "discriminator"
-    scores: dict[str, list[float]] = {"pre-trained": [], "from scratch": []}
-    arms = [(arm, seed) for seed in range(SEEDS) for arm in scores]
-    for arm, seed in track(arms, "fine-tuning", console=console):
-        torch.manual_seed(seed)
-        if arm == "pre-trained":
-            encoder = load_discriminator(folder).encoder
-        else:  # the same sizes and the same way to start, but no pre-training
-            encoder = build_pair(config.model, config.generator)[1].encoder
-        scores[arm].append(fine_tune(encoder, train, test, vocab.pad, seed))
+    learned, judged = sentences(speeches, LABELLED, seed=0), sentences(aside, JUDGED, seed=1)
+    task = examples.Task(
+        name="order",
+        kind="classify",
+        splits={"train": labelled(learned), "dev": labelled(judged)},
+        labels=("in order", "out of order"),
+    )
+    torch.manual_seed(0)  # the same sizes and the same way to start, but no pre-training
+    vocab = load_vocabulary(run / "tokenizer")
+    untrained = run.parent / "tuned" / "untrained"
+    export(build_pair(config.model, config.generator)[1], untrained, vocab.pad)
+    save_tokenizer(load_tokenizer(run / "tokenizer"), untrained)
+    scores = {}
+    for arm, model in (("pre-trained", run), ("from scratch", untrained)):
+        out = run.parent / "tuned" / arm.replace(" ", "-")
+        results = finetune(str(model), task, out, range(SEEDS), TUNING, console)
+        scores[arm] = [float(result["accuracy"]) for result in results]
     table = Table("", "accuracy", "seeds", box=None)
     for arm, values in scores.items():
         each = " ".join(f"{v:.1%}" for v in values)
         table.add_row(arm, f"{statistics.median(values):.1%} (median)", each)
     table.add_row("guessing", "50.0%", "")
     console.print(
-        f"{len(train[0])} labelled sentences to learn from, {len(test[0])} of other messages to be "
+        f"{len(learned)} labelled sentences to learn from, {len(judged)} of other messages to be "
         "judged by; in half of them neighbouring words changed places three times.",
         highlight=False,
     )
     console.print(table)
     return scores
+
+
+def labelled(found: list[Sentence]) -> list[examples.Sentence]:
+    """Sentences as examples of the task."""
+    return [
+        examples.Sentence(id=str(number), text=each.text, label=int(each.disordered))
+        for number, each in enumerate(found)
+    ]
 
 
 def heading(console: Console, number: int, title: str) -> None:
@@ -195,7 +223,7 @@ def _make_room(out: Path) -> None:
     if out.exists() and any(out.iterdir()):
         if not (out / MARK).is_file():
             raise UserError(f"{out} is not empty and not of an earlier demo: choose another --out.")
-        for name in ("text", "tokenizer", "shards", "run"):
+        for name in ("text", "tokenizer", "shards", "run", "tuned"):
             shutil.rmtree(out / name, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
     (out / MARK).write_text("{}\n", encoding="utf-8")

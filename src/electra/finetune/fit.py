@@ -129,13 +129,17 @@ def captured(run: Fit, lengths: Indices, batch: int) -> Callable[[Tensor, int, T
     count = batch * run.noise.bytes.shape[0] * run.options
     index = torch.zeros(count, dtype=torch.int64, device=run.device)
     rates = torch.zeros(len(run.optimizer.groups), device=run.device)
-    sizes = sorted({padded_length(int(n)) for n in lengths}, reverse=True)
-    needed = {length: run.bytes_needed(index, length) for length in sizes}
+    padded = np.array([padded_length(int(n)) for n in lengths])
+    sizes = sorted({int(n) for n in padded}, reverse=True)
+    # Trials are made with an example of that length: a longer one's target may lie outside.
+    trials = {length: example_rows(padded, length, run.options, count) for length in sizes}
+    needed = {length: run.bytes_needed(t.to(run.device), length) for length, t in trials.items()}
     run.noise.draw(max(needed.values()))  # the graphs remember where the bytes are
     pool = torch.cuda.graph_pool_handle()
     graphs = {}
     side = torch.cuda.Stream()
     for length in sizes:
+        index.copy_(trials[length])
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # libraries set themselves up outside the capture
             run.step(index, length, rates)
@@ -153,6 +157,12 @@ def captured(run: Fit, lengths: Indices, batch: int) -> Callable[[Tensor, int, T
         graphs[length].replay()
 
     return take
+
+
+def example_rows(padded: Indices, length: int, options: int, count: int) -> Tensor:
+    """The rows of the first example of a padded length, as often as a batch has room for them."""
+    first = int(np.argmax(padded == length))
+    return (first * options + torch.arange(options)).repeat(count // options)
 
 
 def example_lengths(features: Features) -> Indices:

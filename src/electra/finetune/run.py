@@ -74,7 +74,7 @@ class Start:
 
 def open_model(model: str) -> Start:
     """The encoder of a run, of a checkpoint, of a folder (fine-tuned ones too) or of a Hub name."""
-    folder = locate(model, "discriminator")
+    folder = locate(model, "encoder")
     return Start(
         folder=folder,
         encoder=load_encoder(folder),
@@ -114,7 +114,10 @@ def finetune(
             trial = Trial.begin(start, task, config, device, same | {"model": model})
             with show_progress(console, task.name, len(groups)) as told:
                 for group in groups:
-                    trial.run(group, out, told)
+                    try:
+                        trial.run(group, out, told)
+                    except torch.OutOfMemoryError:
+                        raise UserError(out_of_memory(len(group), config.batch)) from None
     return [r for r in read_results(out) if r["seed"] in set(seeds)]
 
 
@@ -319,6 +322,16 @@ def unscale_(model: TaskModel, scale: tuple[float, float]) -> None:
     if scale != (0.0, 1.0) and isinstance(model.head, TextHead | DeepTextHead):
         model.head.output.weight.mul_(high - low)
         model.head.output.bias.mul_(high - low).add_(low)
+
+
+def out_of_memory(together: int, batch: int) -> str:
+    """What to do about too little memory on the device."""
+    if together > 1:
+        return (
+            f"{together} seeds at once do not fit the memory of this device: set at_once="
+            f"{together // 2}; the results are the same."
+        )
+    return f"A batch of {batch} does not fit the memory of this device: set a smaller batch."
 
 
 def hardware(device: torch.device) -> str:

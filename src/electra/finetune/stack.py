@@ -42,6 +42,8 @@ class Noise:
     def draw(self, count: int) -> None:
         """Fill the first `count` bytes of each seed."""
         words = -(-count // 8)
+        if not words:  # no dropout anywhere
+            return
         if self.bytes.shape[1] < 8 * words:
             self.bytes = self.bytes.new_zeros(len(self.streams), 8 * words)
         for row, stream in zip(self.bytes, self.streams, strict=True):
