@@ -1,19 +1,31 @@
 """A tiny encoder and made-up tasks that it can learn in seconds."""
 
+import io
 import random
+import sys
 
+import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from electra import cli
+from electra.finetune.run import finetune
+from electra.finetune.settings import FinetuneConfig
 from electra.hub.folders import export
 from electra.models.electra import Discriminator
 from electra.models.encoder import Encoder, EncoderConfig
+from electra.tasks.examples import IGNORED, Features
+from electra.tasks.load import load_task
 from electra.text.tokenizer import load_tokenizer, save_tokenizer
 
+QUICK = FinetuneConfig(lr=3e-3, layer_decay=1.0, epochs=8, batch=16, device="cpu")
+
 WORDS = (
-    "old young tired proud clever quiet farmer sailor baker judge miner weaver plough sail knead "
-    "weigh dig spin field harbour oven court shaft loom bread cargo verdict copper linen barley"
-).split()
+    *("old", "young", "tired", "proud", "clever", "quiet"),
+    *("farmer", "sailor", "baker", "judge", "miner", "weaver"),
+    *("plough", "sail", "knead", "weigh", "dig", "spin"),
+)
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +49,7 @@ def model_folder(tmp_path_factory, tokenizer_folder):
 
 
 def sentence(rng: random.Random, words: int) -> list[str]:
-    return [rng.choice(WORDS[:18]) for _ in range(words)]
+    return [rng.choice(WORDS) for _ in range(words)]
 
 
 def marked(count: int, seed: int) -> list[tuple[str, str]]:
@@ -59,3 +71,95 @@ def reviews(tmp_path_factory):
         lines = ["text,label", *(f"{text},{label}" for text, label in marked(count, seed))]
         (folder / f"{split}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
+
+
+def made_rows(kind: str, count: int, seed: int = 0) -> Features:
+    """Random rows of a kind, short and long; what is to be learned is told by a token."""
+    rng = np.random.default_rng(seed)
+    each = 3 if kind == "choice" else 1
+    ids, first, target = [], [], []
+    for _ in range(count):
+        answer = int(rng.integers(3))
+        for option in range(each):
+            row = rng.integers(10, 40, rng.integers(8, 30)).astype(np.int32)
+            middle = len(row) // 2
+            row[[0, middle, -1]] = 2, 3, 3
+            place = int(rng.integers(middle + 1, len(row) - 1))
+            if kind == "choice":
+                row[place] = 5 if option == answer else 6
+            elif kind == "qa":
+                row[place] = 5 if answer else row[place]
+                span = (place, min(place + 1, len(row) - 2)) if answer else (0, 0)
+                target.append((*span, int(not answer)))
+            elif kind == "tag":
+                tags = (row % 3).astype(np.int64)
+                tags[row < 10] = IGNORED
+                target.append(tags)
+            else:
+                row[place] = 5 + answer
+            ids.append(row)
+            first.append(middle + 1)
+        if kind in ("classify", "choice"):
+            target.append(answer)
+        elif kind == "regress":
+            target.append(answer / 2)
+    dtype = np.float32 if kind == "regress" else np.int64
+    return Features(
+        ids=ids,
+        first=np.array(first, np.int32),
+        target=target if kind == "tag" else np.array(target, dtype),
+        example=np.repeat(np.arange(count), each),
+        rows_each=each,
+    )
+
+
+@pytest.fixture
+def made():
+    """Rows without a tokenizer: `made("classify", 20)`, ids below 40, three labels or options."""
+    return made_rows
+
+
+@pytest.fixture
+def quick() -> FinetuneConfig:
+    """Settings with which the tiny encoder learns a made-up task in a second."""
+    return QUICK
+
+
+@pytest.fixture(scope="session")
+def tuned(tmp_path_factory, model_folder, reviews):
+    """What `finetune` leaves after two seeds on `reviews`; to be read only."""
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("tuned") / "out"
+    task = load_task("classify", reviews)
+    finetune(str(model_folder), task, out, [0, 1], QUICK, Console(file=io.StringIO(), width=200))
+    return out
+
+
+@pytest.fixture
+def electra(monkeypatch, capsys):
+    """Run a command as the program does: (exit code, standard output, standard error)."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["electra", *map(str, arguments)])
+        capsys.readouterr()
+        code = cli.run_app()
+        found = capsys.readouterr()
+        return code, found.out, found.err
+
+    return run
+
+
+@pytest.fixture
+def refused(electra):
+    """Run a command that must end with code 2 and one sentence; returns the sentence."""
+
+    def run(*arguments: object) -> str:
+        code, out, err = electra(*arguments)
+        assert code == 2, out + err
+        assert err.startswith("error: "), err
+        assert err.count("\n") == 1, err
+        assert "Traceback" not in err + out
+        return err
+
+    return run

@@ -86,7 +86,7 @@ def test_ids_are_the_file_s_or_the_lines(tmp_path):
     task = load_own("classify", write(tmp_path / "b.csv", *rows))
     assert {e.id for e in task.splits["train"]} < {"r0", "r1", "r2", "r3"}
     path = write(tmp_path / "c.jsonl", {"id": 0, "text": "a"}, {"id": None, "text": "b"})
-    assert [e.id for e in read_own(path, task.kind, task.columns, task.labels)] == ["0", "2"]
+    assert [e.id for e in read_own(path, task.kind, task.columns)] == ["0", "2"]
 
 
 @pytest.mark.parametrize(
@@ -313,8 +313,8 @@ def test_choices_that_are_refused(tmp_path, second, words):
 def test_one_more_file_of_a_known_task(tmp_path):
     task = load_own("classify", write(tmp_path / "a.csv", *reviews(30)))
     new = write(tmp_path / "new.jsonl", {"text": "x"}, {"text": "y", "label": "good"})
-    examples = read_own(new, task.kind, task.columns, task.labels)
-    assert [(e.text, e.label) for e in examples] == [("x", None), ("y", 2)]
+    examples = read_own(new, task.kind, task.columns)
+    assert [(e.text, e.label) for e in examples] == [("x", None), ("y", None)]
     riddle = load_own("choice", write(tmp_path / "b.csv", *riddles(12)))
     row = riddles(1)[0]
     del row["label"]

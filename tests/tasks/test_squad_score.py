@@ -112,7 +112,7 @@ def test_parts_and_thresholds():
     assert scores["no_answer_f1"] == 1
     assert scores["best_exact_match"] == 0.75
     assert scores["best_f1"] == pytest.approx((1 + 2 / 3 + 1 + 1) / 4)
-    assert scores["best_f1_threshold"] == -1.0
+    assert scores["best_f1_threshold"] == 0.5  # in the middle of -1 and 2
     again = score_answers(examples, answers, null, threshold=scores["best_f1_threshold"])
     assert again["f1"] == pytest.approx(scores["best_f1"])
 

@@ -1,6 +1,7 @@
 """The verbs after pre-training: finetune, glue, predict, probe."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,7 @@ Settings = Annotated[
 ]
 Seeds = Annotated[
     str,
-    typer.Option(help="How many seeds, or which: 5 means 0 to 4, and 3,7 those two."),
+    typer.Option(help="How many seeds, or which: 5 means 0 to 4; 3,7 those two; 3, that one."),
 ]
 TASKS = (
     "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; squad1, squad2; conll2000, conll2003; or "
@@ -51,11 +52,11 @@ def read_seeds(text: str) -> list[int]:
     from electra.errors import UserError
 
     try:
-        numbers = [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.removesuffix(",").split(",")]
     except ValueError:
         numbers = [-1]
     seeds = numbers if "," in text else list(range(numbers[0]))
-    if not seeds or min(numbers) < 0 or len(set(seeds)) < len(seeds):
+    if not seeds or min(numbers) < 0 or max(seeds) >= 2**31 or len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds {text}: write a number, as 5, or several different ones, as 3,7.")
     return seeds
 
@@ -69,14 +70,21 @@ def finetune(
     out: Annotated[Path, typer.Option(help="The folder for results, predictions and the model.")],
     seeds: Seeds = "5",
     text: Annotated[
-        str | None, typer.Option(help="Your own file: the column with the text.")
+        str | None, typer.Option(help="Your own file: the column with the text, or the question.")
     ] = None,
     pair: Annotated[
         str | None,
-        typer.Option(help="Your own file: the column with the second text, or those of options."),
+        typer.Option(
+            help="Your own file: the column with the second text, or the context; for choice those "
+            "of the options, as a,b,c."
+        ),
     ] = None,
     label: Annotated[
-        str | None, typer.Option(help="Your own file: the column with the label.")
+        str | None,
+        typer.Option(
+            help="Your own file: the column with the label, or the answer; in CoNLL files the "
+            "number of the column with the tags."
+        ),
     ] = None,
     as_json: Json = False,
     listed: Listed = False,
@@ -105,8 +113,8 @@ def finetune(
         for result in results:
             typer.echo(json.dumps(result, ensure_ascii=False))
         return
-    console.print(line(summary(results)), highlight=False)
-    console.print(f"The best seed's model: {out / 'model'}", highlight=False, soft_wrap=True)
+    console.print(line(summary(results)), highlight=False, markup=False, soft_wrap=True)
+    typer.echo(f"The best seed's model: {out / 'model'}")
 
 
 def glue(
@@ -156,13 +164,15 @@ def glue(
     else:
         show_table(rows, console)
     try:
-        progress.print(f"Figure: {draw(rows, out)}", highlight=False, soft_wrap=True)
+        typer.echo(f"Figure: {draw(rows, out)}", err=True)
     except UserError as missing:  # matplotlib is an extra; the numbers are there without it
         warn([f"no figure: {missing}"])
 
 
 def predict(
-    model: Annotated[str, typer.Argument(help="What  electra finetune  wrote, or a Hub name.")],
+    model: Annotated[
+        str, typer.Argument(help="The folder OUT of  electra finetune , or a Hub name.")
+    ],
     source: Annotated[
         Path,
         typer.Argument(
@@ -178,10 +188,14 @@ def predict(
 
     Example:  electra predict tuned new-reviews.txt --out answers.jsonl
     """
+    from electra.errors import UserError
     from electra.finetune.predict import predict as ask
+    from electra.finetune.results import to_json
     from electra.text.files import write_whole
 
-    lines = (json.dumps(record, ensure_ascii=False) for record in ask(model, source))
+    if out is not None and not out.parent.is_dir():
+        raise UserError(f"There is no folder '{out.parent}' for --out: make it first.")
+    lines = (to_json(record) for record in ask(model, source))
     if out is None:
         for line in lines:
             typer.echo(line)
@@ -217,7 +231,7 @@ def probe(
     console, progress = consoles()
     pairs = load_blimp(data)
     found = {}
-    with Progress(console=progress, transient=True) as bar:
+    with Progress(console=progress, transient=True, disable=not progress.is_terminal) as bar:
         for name in names:
             shown = bar.add_task(name, total=None)
             found[name] = ask(
@@ -228,27 +242,20 @@ def probe(
                     shown, completed=done, total=total
                 ),
             )
-    rows = [(name, p) for name, each in found.items() for p in each]
     total = {
         name: sum(p.accuracy * p.pairs for p in each) / len(pairs) for name, each in found.items()
     }
     if as_json:
-        for name, p in rows:
-            typer.echo(
-                json.dumps(
-                    {
-                        "network": name,
-                        "phenomenon": p.phenomenon,
-                        "accuracy": p.accuracy,
-                        "pairs": p.pairs,
-                    }
-                )
-            )
+        for name, each in found.items():
+            for p in each:
+                typer.echo(json.dumps({"network": name, **asdict(p)}))
+            whole = {"phenomenon": "all", "accuracy": total[name], "pairs": len(pairs)}
+            typer.echo(json.dumps({"network": name, **whole}))
         return
     table = Table("phenomenon", "pairs", *names)
     for number, p in enumerate(found[names[0]]):
-        each = [f"{found[name][number].accuracy:.1%}" for name in names]
-        table.add_row(p.phenomenon, f"{p.pairs:,}", *each)
+        shares = [f"{found[name][number].accuracy:.1%}" for name in names]
+        table.add_row(p.phenomenon, f"{p.pairs:,}", *shares)
     table.add_section()
     table.add_row("all", f"{len(pairs):,}", *(f"{total[name]:.1%}" for name in names))
     console.print(table)

@@ -85,10 +85,7 @@ def fit(
     rows = put_rows(features, pad_id, padded_length(int(lengths.max())), device)
     options = features.rows_each
     run = Fit(model, optimizer, noise, rows, kind, options, config, device, dtype)
-    batch = min(config.batch, len(lengths))
-    total = int(len(lengths) // batch * config.epochs)
-    if not total:
-        raise UserError(f"{config.epochs} epochs of {len(lengths)} examples are not one step.")
+    batch, total = steps(features, config)
     optim = OptimConfig(lr=config.lr, warmup=config.warmup)
     rates = torch.tensor([learning_rate(step / total, optim) for step in range(total)])
     rates = (rates[:, None] * torch.tensor(factors)).to(device)  # (steps, groups)
@@ -106,6 +103,19 @@ def fit(
             if done == total:
                 break
     return model.eval()
+
+
+def steps(features: Features, config: FinetuneConfig) -> tuple[int, int]:
+    """Examples per step, and the number of steps."""
+    examples = len(features.ids) // features.rows_each
+    batch = min(config.batch, examples)
+    total = int(examples // batch * config.epochs)
+    if not total:
+        raise UserError(
+            f"{config.epochs} epochs of {examples} examples are not one step: set more epochs or a "
+            "smaller batch."
+        )
+    return batch, total
 
 
 def plain(run: Fit) -> Callable[[Tensor, int, Tensor], None]:

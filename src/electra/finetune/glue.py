@@ -15,7 +15,7 @@ from electra.finetune.results import Result, read_results, summary
 from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig
 from electra.tasks.examples import Task
-from electra.tasks.glue import load_glue, present
+from electra.tasks.glue import load_glue, plain, present
 from electra.tasks.submit import write_submission
 from electra.text.files import write_whole
 
@@ -55,7 +55,7 @@ def run_glue(
     from_mnli: bool = False,
 ) -> list[dict[str, Any]]:
     """Fine-tune on each task, then write the table, the figure and the submission."""
-    names = choose(present(data), only, from_mnli, data)
+    names = choose(present(data), [plain(name) for name in only], from_mnli, data)
     tasks = {name: load_glue(name, data) for name in names}
     for task in tasks.values():
         for warning in task.warnings:
@@ -69,7 +69,8 @@ def run_glue(
         rows.append(summary(results) | others(name, results))
         console.print(line(rows[-1]), highlight=False)
     write_results(out, names)
-    write_whole(out / "summary.json", json.dumps(rows, indent=2).encode() + b"\n")
+    whole = {"tasks": rows, "average": average(rows)}
+    write_whole(out / "summary.json", json.dumps(whole, indent=2).encode() + b"\n")
     write_whole(out / "table.md", markdown(rows).encode())
     tests = test_predictions(tasks, out)
     if tests:
@@ -107,7 +108,7 @@ def line(row: Mapping[str, Any]) -> str:
         f"{100 * row['lowest']:.1f} to {100 * row['highest']:.1f})"
     )
     if row["failed"]:
-        text += f"; stuck at one answer: seed {', '.join(map(str, row['failed']))}"
+        text += f"; learned nothing: seed {', '.join(map(str, row['failed']))}"
     return text
 
 
@@ -119,13 +120,13 @@ def show_table(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     for row in rows:
         seeds = str(row["seeds"])
         if row["failed"]:
-            seeds += f", {len(row['failed'])} stuck"
+            seeds += f", {len(row['failed'])} failed"
         table.add_row(
             row["task"],
             row["metric"],
             f"{100 * row['median']:.1f}",
             f"{100 * row['mean']:.1f} ± {100 * row['deviation']:.1f}",
-            f"{100 * row['lowest']:.1f}-{100 * row['highest']:.1f}",
+            f"{100 * row['lowest']:.1f} to {100 * row['highest']:.1f}",
             seeds,
             *paper_cells(row["task"]),
         )
@@ -155,7 +156,7 @@ def paper_cells(task: str) -> list[str]:
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """The same table for a document."""
-    heads = ["task", "metric", "median", "mean", "sd", "lowest", "highest", "seeds", "stuck"]
+    heads = ["task", "metric", "median", "mean", "sd", "lowest", "highest", "seeds", "failed"]
     heads += [f"{name} (published)" for name in PAPER]
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     for row in rows:
@@ -163,6 +164,9 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         cells = [row["task"], row["metric"], *(f"{100 * v:.1f}" for v in figures)]
         cells += [str(row["seeds"]), ", ".join(map(str, row["failed"])), *paper_cells(row["task"])]
         lines.append(f"| {' | '.join(cells)} |")
+    mean = average(rows)
+    if mean is not None:
+        lines += ["", f"Average of the paper's eight tasks: {100 * mean:.2f}"]
     return "\n".join(lines) + "\n"
 
 

@@ -117,8 +117,14 @@ def score(
 
 def failed(task: Task, records: Sequence[Record], metrics: dict[str, float]) -> bool:
     """Whether a seed learned nothing: one and the same answer to everything, or none that fits."""
-    if task.kind in ("tag", "qa"):
-        return not metrics[task.metric] > 0
+    if task.kind == "tag":
+        said = {tag for record in records for tag in record["tags"]}
+        return len(said) < 2 or not metrics[task.metric] > 0
+    if task.kind == "qa":  # where some have no answer, never to answer is a score, too
+        asked = {record["id"] for record in records}
+        every = {e.id: e.impossible for split in task.splits.values() for e in split}
+        nothing = sum(every[name] for name in asked) / len(asked)
+        return not metrics.get("best_f1", metrics["f1"]) > nothing
     return stuck(task, plain_answers(task, records))
 
 

@@ -1,6 +1,5 @@
 """`electra predict`: a fine-tuned model on new text, in batches."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from electra.finetune.judge import Record, answers, encode
 from electra.hub.ask import locate
 from electra.hub.heads import TaskCard, load_task_model
 from electra.tasks.examples import Sentence, Tagged
+from electra.tasks.glue import GLUE, read_split
 from electra.tasks.spans import from_bioes
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
 from electra.train.device import Device, choose_device, choose_precision
@@ -25,7 +25,7 @@ def predict(model: str, source: Path, device: Device = "auto") -> Iterator[Recor
     network, card = load_task_model(folder)
     tokenizer, vocab = load_tokenizer(folder), load_vocabulary(folder)
     examples = read_examples(source, card)
-    place = choose_device(device)
+    place = choose_device(device, "device")
     network.to(place)
     for begin in range(0, len(examples), CHUNK):
         some = examples[begin : begin + CHUNK]
@@ -62,31 +62,36 @@ def read_examples(source: Path, card: TaskCard) -> list[Any]:
         from electra.tasks.squad_files import Columns
 
         return more_questions(source, columns=Columns(**card.columns))
-    if source.suffix.lower() == ".txt" and not (card.kind == "tag" and in_columns(source)):
+    if source.suffix.lower() == ".txt" and not (card.kind == "tag" and in_columns(source, card)):
         return plain_lines(source, card)
     if card.kind == "tag":
         from electra.tasks.conll import more_tagged
 
         return list(more_tagged(source, card.columns))
+    if card.name in GLUE and source.suffix.lower() == ".tsv":
+        return read_split(card.name, source, hidden=True)[0]
     from electra.tasks.own import read_own
 
-    return read_own(source, card.kind, card.columns, card.labels)  # type: ignore[arg-type]
+    columns = card.columns or ({"text": "text", "pair": "pair"} if card.pairs else {"text": "text"})
+    return read_own(source, card.kind, columns)  # type: ignore[arg-type]
 
 
-def in_columns(source: Path) -> bool:
-    """Whether a file has a word per line, as CoNLL's, and not a sentence per line."""
+def in_columns(source: Path, card: TaskCard) -> bool:
+    """Whether a file has a word per line, alone or before its tag, and not a sentence per line."""
     from electra.tasks.table import read_text
 
-    blocks = [block.split("\n") for block in re.split(r"\n\s*\n", read_text(source).strip())]
-    widths = {len(line.split()) for block in blocks for line in block}
-    return len(widths) == 1 and any(len(block) > 1 for block in blocks)
+    lines = [line.split() for line in read_text(source).split("\n") if line.strip()]
+    types = {label.partition("-")[2] for label in card.labels} - {""}
+    tags = {line[-1] for line in lines if line[0] != "-DOCSTART-"}
+    known = all(tag in card.labels or tag.partition("-")[2] in types for tag in tags)
+    return len({len(line) for line in lines}) == 1 and (known or len(lines[0]) == 1)
 
 
 def plain_lines(source: Path, card: TaskCard) -> list[Any]:
     """A text per line; for tags its words stand between spaces."""
     from electra.tasks.table import read_text
 
-    if card.kind == "choice" or card.columns.get("pair"):
+    if card.pairs or card.kind == "choice" or card.columns.get("pair"):
         raise UserError(
             f"The model wants two texts, and '{source}' has one per line: give a table (.csv, "
             ".tsv, .jsonl) with the columns of the training file."

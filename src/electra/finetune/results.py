@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +19,11 @@ Result = dict[str, Any]
 def read_results(out: Path) -> list[Result]:
     """The seeds that are done; a line that a crash cut short is passed over."""
     path = out / RESULTS
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
     read = []
     for line in lines:
         try:
-            read.append(json.loads(line))
+            read.append(json.loads(line))  # half a letter is an error here, too
         except ValueError:
             continue
     return read
@@ -35,9 +36,24 @@ def add_result(out: Path, result: Result) -> None:
     torn = path.exists() and not path.read_bytes().endswith(b"\n")
     with path.open("a", encoding="utf-8") as file:
         start = "\n" if torn and path.stat().st_size else ""
-        file.write(f"{start}{json.dumps(result, ensure_ascii=False)}\n")
+        file.write(f"{start}{to_json(result)}\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def to_json(record: Mapping[str, Any]) -> str:
+    """A line of JSON, which has no word for a value that is not a number: null takes its place."""
+    return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value
 
 
 def check_same(out: Path, done: Iterable[Result], now: Mapping[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """`electra finetune`: a model and a task in; scores, predictions and the best seed's model out."""
 
 import copy
-import json
 import platform
 import shutil
 import time
@@ -21,7 +20,7 @@ from electra import __version__
 from electra.config import to_dict
 from electra.errors import UserError
 from electra.finetune.fit import Progress as Told
-from electra.finetune.fit import fit
+from electra.finetune.fit import fit, steps
 from electra.finetune.infer import infer
 from electra.finetune.judge import (
     Record,
@@ -38,6 +37,7 @@ from electra.finetune.results import (
     check_same,
     digest,
     read_results,
+    to_json,
 )
 from electra.finetune.settings import FinetuneConfig, resolve
 from electra.finetune.stack import unstack_
@@ -92,33 +92,49 @@ def finetune(
     console: Console,
 ) -> list[Result]:
     """Train the seeds that are not done yet; returns the results of all that were asked for."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"'{out}' is a file: choose another --out.")
     start = open_model(model)
     config = resolve(config, start.encoder.config, task)
-    device = choose_device(config.device)
-    with run_folder(out):
-        same = {
-            "task": task.name,
-            "model_sha256": file_sha256(start.folder / "model.safetensors"),
-            "data_digest": digest(task),
-            "settings": {k: v for k, v in to_dict(config).items() if k not in FREE},
-        }
-        done = read_results(out)
-        check_same(out, done, same)
-        todo = [seed for seed in seeds if seed not in {r["seed"] for r in done}]
-        if len(todo) < len(seeds):
-            kept = ", ".join(str(s) for s in seeds if s not in todo)
-            console.print(f"{task.name}: done before, and kept: seed {kept}", highlight=False)
-        if todo:
-            at_once = config.at_once or (len(todo) if device.type == "cuda" else 1)
-            groups = [todo[i : i + at_once] for i in range(0, len(todo), at_once)]
-            trial = Trial.begin(start, task, config, device, same | {"model": model})
-            with show_progress(console, task.name, len(groups)) as told:
-                for group in groups:
-                    try:
-                        trial.run(group, out, told)
-                    except torch.OutOfMemoryError:
-                        raise UserError(out_of_memory(len(group), config.batch)) from None
+    same = {
+        "task": task.name,
+        "model_sha256": file_sha256(start.folder / "model.safetensors"),
+        "data_digest": digest(task),
+        "settings": {k: v for k, v in to_dict(config).items() if k not in FREE},
+    }
+    todo = unfinished(out, same, seeds)
+    if len(todo) < len(seeds):
+        kept = ", ".join(str(s) for s in seeds if s not in todo)
+        console.print(f"{task.name}: done before, and kept: seed {kept}", highlight=False)
+    if todo:
+        # What is wrong with the data shows here, before anything is written.
+        device = choose_device(config.device, "device")
+        trial = Trial.begin(start, task, config, device, same | {"model": model})
+        tell_cuts(trial, console)
+        with run_folder(out):
+            # Another process may have been faster.
+            train_groups(trial, unfinished(out, same, todo), out, console)
     return [r for r in read_results(out) if r["seed"] in set(seeds)]
+
+
+def unfinished(out: Path, same: Mapping[str, Any], seeds: Sequence[int]) -> list[int]:
+    """The seeds that have no result yet; results of something else are refused."""
+    done = read_results(out)
+    check_same(out, done, same)
+    return [seed for seed in seeds if seed not in {r["seed"] for r in done}]
+
+
+def train_groups(trial: "Trial", seeds: Sequence[int], out: Path, console: Console) -> None:
+    """Train as many seeds together as is wanted."""
+    config = trial.config
+    at_once = config.at_once or (len(seeds) if trial.device.type == "cuda" else 1)
+    groups = [seeds[i : i + at_once] for i in range(0, len(seeds), at_once)]
+    with show_progress(console, trial.task.name, len(groups)) as told:
+        for group in groups:
+            try:
+                trial.run(group, out, told)
+            except torch.OutOfMemoryError:
+                raise UserError(out_of_memory(len(group), config.batch)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +181,7 @@ class Trial:
                 raise UserError(f"All values to learn are {scale[0]}: there is nothing to learn.")
             values = (values - scale[0]) / (scale[1] - scale[0])
             features["train"] = replace(features["train"], target=values.astype(np.float32))
+        steps(features["train"], config)  # enough for one
         return cls(
             start=start,
             task=task,
@@ -270,10 +287,9 @@ class Trial:
         for split, lines in records.items():
             folder = out / "predictions" / f"seed-{seed}"
             folder.mkdir(parents=True, exist_ok=True)
-            text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+            text = "".join(to_json(line) + "\n" for line in lines)
             write_whole(folder / f"{split}.jsonl", text.encode())
-        best = max((r["score"] for r in read_results(out)), default=float("-inf"))
-        if result["score"] > best or not (out / "model").is_dir():
+        if not (out / "model").is_dir() or all(better(result, r) for r in read_results(out)):
             network = self.network(seed)
             unstack_(network, whole, place)
             card = replace(self.card, null_threshold=result.get("best_f1_threshold", 0.0))
@@ -295,8 +311,14 @@ class Trial:
         new.rename(folder)
 
 
+def better(one: Result, other: Result) -> bool:
+    """Whether a seed's model is to be kept rather than another's: one that learned, if any did."""
+    return (not one["failed"], one["score"]) > (not other["failed"], other["score"])
+
+
 def make_card(task: Task, config: FinetuneConfig) -> TaskCard:
     """What is written beside a model of this task."""
+    some = task.splits["train"][:1]
     return TaskCard(
         name=task.name,
         kind=task.kind,
@@ -307,6 +329,7 @@ def make_card(task: Task, config: FinetuneConfig) -> TaskCard:
         dropout=config.dropout,
         length=config.length,
         columns=dict(task.columns),
+        pairs=task.kind == "choice" or any(e.pair for e in some if hasattr(e, "pair")),
         maybe_none=may_be_none(task),
         stride=config.stride,
         longest_question=config.longest_question,
@@ -322,6 +345,17 @@ def unscale_(model: TaskModel, scale: tuple[float, float]) -> None:
     if scale != (0.0, 1.0) and isinstance(model.head, TextHead | DeepTextHead):
         model.head.output.weight.mul_(high - low)
         model.head.output.bias.mul_(high - low).add_(low)
+
+
+def tell_cuts(trial: Trial, console: Console) -> None:
+    """Say how many examples lost tokens because they are too long."""
+    for split, features in trial.features.items():
+        if features.cut:
+            console.print(
+                f"{trial.task.name}: {features.cut:,} of {len(trial.task.splits[split]):,} "
+                f"examples of {split} are longer than {trial.config.length} tokens and were cut.",
+                highlight=False,
+            )
 
 
 def out_of_memory(together: int, batch: int) -> str:
@@ -351,7 +385,8 @@ def show_progress(console: Console, name: str, groups: int) -> Iterator[Told]:
         TextColumn("steps"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         shown = bar.add_task(name, total=None)
         state = {"before": 0, "last": 0}
 

@@ -1,5 +1,6 @@
 """The settings of fine-tuning; what is left at 0 follows the paper's table of sizes and tasks."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -72,6 +73,12 @@ class FinetuneConfig:
             raise UserError("lr, epochs, length, weight_decay and null_weight cannot be negative.")
         if not (0 <= self.warmup < 1 and 0 <= self.dropout < 1 and 0 <= self.layer_decay <= 1):
             raise UserError("warmup, dropout and layer_decay are shares between 0 and 1.")
+        if min(self.longest_question, self.longest_answer) < 1 or 0 < self.length < 8:
+            raise UserError(
+                "longest_question and longest_answer must be at least 1, length at least 8."
+            )
+        if not all(map(math.isfinite, (self.lr, self.epochs, self.weight_decay, self.clip))):
+            raise UserError("lr, epochs, weight_decay and clip must be finite numbers.")
         if self.clip <= 0:
             raise UserError("clip must be above 0.")
         if self.pool == "max" and self.head == "transformers":

@@ -54,6 +54,9 @@ class TaskCard:
     dropout: float = 0.1
     length: int = 128
     columns: dict[str, str] = field(default_factory=dict)
+    """Of the files it was trained on, where the user named them."""
+    pairs: bool = False
+    """Whether it reads two texts."""
     maybe_none: bool = False
     """Questions: whether there may be no answer, which is said above `null_threshold`."""
     null_threshold: float = 0.0

@@ -6,7 +6,7 @@ from pathlib import Path
 from electra.errors import UserError, nearest
 from electra.tasks.conll import load_conll, load_tags
 from electra.tasks.examples import Task
-from electra.tasks.glue import GLUE, load_glue
+from electra.tasks.glue import GLUE, load_glue, plain
 from electra.tasks.own import load_own
 from electra.tasks.squad import load_squad
 from electra.tasks.squad_files import Columns
@@ -26,6 +26,7 @@ def load_task(
     label: str | None = None,
 ) -> Task:
     """A task with its examples; the columns are those of your own files."""
+    name = plain(name)  # CoLA and STS-B are known, too
     if name not in TASKS:
         raise UserError(f"There is no task '{name}': {nearest(name, list(TASKS))}")
     options = {"--text": text, "--pair": pair, "--label": label}

@@ -65,13 +65,11 @@ def load_own(
     )
 
 
-def read_own(
-    path: Path, kind: Kind, columns: Mapping[str, str], labels: Sequence[str] = ()
-) -> list[Any]:
-    """The examples of one more file of a known task, with or without labels."""
+def read_own(path: Path, kind: Kind, columns: Mapping[str, str]) -> list[Any]:
+    """The examples of one more file of a known task; its labels, if there are any, are not read."""
     pair = tuple(columns["pair"].split(",")) if columns.get("pair") else ()
-    known = Columns(text=columns["text"], pair=pair, label=columns["label"])
-    return examples_of(read_table(path), kind, known, tuple(labels), hidden=True)
+    known = Columns(text=columns["text"], pair=pair, label="")
+    return examples_of(read_table(path), kind, known, (), hidden=True)
 
 
 def examples_of(

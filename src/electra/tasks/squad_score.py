@@ -113,5 +113,10 @@ def best_threshold(
     total = np.concatenate(([0.0], np.cumsum(gain))) + (none & there).sum()
     ends = np.append(ordered[1:] != ordered[:-1], True)
     best = int(np.where(np.append(True, ends & there), total, -1.0).argmax())
-    at = ordered[best - 1] if best else min(ordered[0], 0.0) - 1.0
+    if best == 0:  # no question gets its answer
+        at = min(ordered[0], 0.0) - 1.0
+    elif best == len(ordered) or not np.isfinite(ordered[best]):
+        at = max(ordered[best - 1], 0.0) + 1.0
+    else:  # between two questions, not on one of them: others will fall on either side
+        at = (ordered[best - 1] + ordered[best]) / 2
     return float(total[best]) / len(scores), float(at)

@@ -12,13 +12,13 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16"]
 
 
-def choose_device(wish: Device) -> torch.device:
+def choose_device(wish: Device, setting: str = "train.device") -> torch.device:
     """CUDA where it is, then Apple's GPU, then the CPU; a wish that cannot be met is an error."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if wish == "auto":
         wish = "cuda" if there["cuda"] else "mps" if there["mps"] else "cpu"
     elif not there.get(wish, True):
-        raise UserError(f"There is no '{wish}' device here: use train.device=auto or cpu.")
+        raise UserError(f"There is no '{wish}' device here: use {setting}=auto or cpu.")
     return torch.device(wish)
 
 

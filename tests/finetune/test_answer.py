@@ -1,0 +1,290 @@
+"""Losses and answers against slow references: loops over single rows, no padding, no batch."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from electra.finetune.answer import loss, outputs
+from electra.finetune.infer import infer
+from electra.finetune.rows import RowBatch, put_rows
+from electra.models.encoder import Encoder, EncoderConfig
+from electra.models.heads import SpanHead, TaskModel, build_head
+from electra.tasks.examples import IGNORED, Features
+
+CPU = torch.device("cpu")
+SIZES = EncoderConfig(
+    layers=2, hidden=32, heads=2, embedding=16, positions=32, vocab_size=40, init_std=0.2
+)
+LENGTHS = (7, 12, 9, 12, 5, 10)
+FIRST = (3, 5, 4, 2, 2, 6)
+
+
+def task_model(kind: str, head: str = "paper", outputs: int = 3) -> TaskModel:
+    torch.manual_seed(0)
+    encoder = Encoder(SIZES)
+    model = TaskModel(encoder, build_head(kind, encoder, outputs, head=head)).eval()
+    for p in model.parameters():
+        p.data += 0.1 * torch.randn_like(p)  # biases must matter too
+    return model
+
+
+def features(target, rows_each: int = 1) -> Features:
+    rng = np.random.default_rng(0)
+    return Features(
+        ids=[rng.integers(5, 40, n).astype(np.int32) for n in LENGTHS],
+        first=np.array(FIRST, np.int32),
+        target=target,
+        example=np.repeat(np.arange(len(LENGTHS) // rows_each), rows_each),
+        rows_each=rows_each,
+    )
+
+
+def batch_of(rows: Features) -> RowBatch:
+    """All rows at once, padded far beyond the longest."""
+    return put_rows(rows, 0, 16, CPU).pick(torch.arange(len(rows.ids)), 16)
+
+
+def alone(model: TaskModel, rows: Features, row: int) -> Tensor:
+    """The vectors of one row, computed on its own and without padding."""
+    ids = torch.from_numpy(rows.ids[row]).long()[None]
+    segments = (torch.arange(ids.shape[1]) >= int(rows.first[row])).long()[None]
+    return model.encoder(ids, segments)[0]
+
+
+def log_softmax(scores: list[float]) -> list[float]:
+    top = max(scores)
+    total = math.log(sum(math.exp(s - top) for s in scores)) + top
+    return [s - total for s in scores]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", ["paper", "transformers"])
+def test_classify_is_the_sum_of_cross_entropies(head):
+    model, rows = task_model("classify", head), features(np.array([0, 2, 1, 1, 0, 2]))
+    total = 0.0
+    for row, label in enumerate(rows.target):
+        hidden = alone(model, rows, row)
+        scores = model.head(hidden[None], torch.ones(1, len(hidden), dtype=torch.bool))[0]
+        total -= log_softmax(scores.tolist())[label]
+    assert loss(model, batch_of(rows), "classify").item() == pytest.approx(total, rel=1e-4)
+
+
+@torch.no_grad()
+def test_regress_is_the_sum_of_squares():
+    values = np.array([0.0, 1.0, 0.5, -0.5, 0.25, 2.0], np.float32)
+    model, rows = task_model("regress"), features(values)
+    weight, bias = model.head.output.weight[0], model.head.output.bias[0]
+    found = [(alone(model, rows, row)[0] @ weight + bias).item() for row in range(6)]
+    total = sum((f - float(v)) ** 2 for f, v in zip(found, values, strict=True))
+    assert loss(model, batch_of(rows), "regress").item() == pytest.approx(total, rel=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", ["paper", "transformers"])
+def test_choice_is_a_softmax_over_the_options_of_an_example(head):
+    model, rows = task_model("choice", head), features(np.array([2, 0]), rows_each=3)
+    total = 0.0
+    for example, right in enumerate(rows.target):
+        scores = []
+        for option in range(3):
+            hidden = alone(model, rows, 3 * example + option)
+            real = torch.ones(1, len(hidden), dtype=torch.bool)
+            scores.append(model.head(hidden[None], real).item())
+        total -= log_softmax(scores)[right]
+    found = loss(model, batch_of(rows), "choice", options=3)
+    assert found.item() == pytest.approx(total, rel=1e-4)
+
+
+@torch.no_grad()
+def test_tag_passes_over_what_is_not_judged():
+    rng = np.random.default_rng(1)
+    target = [rng.integers(0, 3, n).astype(np.int64) for n in LENGTHS]
+    for tags in target:
+        tags[[0, 2, -1]] = IGNORED
+    model, rows = task_model("tag"), features(target)
+    total = 0.0
+    for row, tags in enumerate(target):
+        for vector, tag in zip(alone(model, rows, row), tags.tolist(), strict=True):
+            if tag != IGNORED:
+                total -= log_softmax(model.head.output(vector).tolist())[tag]
+    assert loss(model, batch_of(rows), "tag").item() == pytest.approx(total, rel=1e-4)
+
+
+# Rows 0 and 4 have no answer; row 4's context is [CLS] a [SEP] with two tokens, one of them [SEP].
+SPANS = np.array([(0, 0, 1), (6, 8, 0), (4, 4, 0), (2, 10, 0), (0, 0, 1), (7, 8, 0)])
+
+
+def places(row: int) -> list[int]:
+    """By hand: [CLS], then the second segment but for its [SEP]."""
+    return [0, *range(FIRST[row], LENGTHS[row] - 1)]
+
+
+def start_logits(head: SpanHead, hidden: Tensor, row: int) -> dict[int, float]:
+    return {t: (head.start.weight[0] @ hidden[t] + head.start.bias[0]).item() for t in places(row)}
+
+
+def end_logits(head: SpanHead, hidden: Tensor, row: int, start: int) -> dict[int, float]:
+    found = {}
+    for t in places(row):
+        inner = head.end_hidden.weight @ torch.cat([hidden[start], hidden[t]])
+        x = F.gelu(inner + head.end_hidden.bias)
+        found[t] = (head.end.weight[0] @ x + head.end.bias[0]).item()
+    return found
+
+
+def null_logit(head: SpanHead, hidden: Tensor, row: int) -> float:
+    starts = start_logits(head, hidden, row)
+    chances = [math.exp(c) for c in log_softmax(list(starts.values()))]
+    mean = sum(c * hidden[t] for c, t in zip(chances, starts, strict=True))
+    inner = head.null_hidden.weight @ torch.cat([mean, hidden[0]])
+    x = F.gelu(inner + head.null_hidden.bias)
+    return (head.null.weight[0] @ x + head.null.bias[0]).item()
+
+
+def logs(scores: dict[int, float]) -> dict[int, float]:
+    return dict(zip(scores, log_softmax(list(scores.values())), strict=True))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("maybe_none", [True, False])
+def test_span_loss_of_the_papers_head(maybe_none):
+    model, rows = task_model("qa", outputs=int(maybe_none)), features(SPANS)
+    total = 0.0
+    for row, (start, end, impossible) in enumerate(SPANS.tolist()):
+        hidden = alone(model, rows, row)
+        total -= logs(start_logits(model.head, hidden, row))[start] / 2
+        total -= logs(end_logits(model.head, hidden, row, start))[end] / 2  # given the true start
+        if maybe_none:
+            none = 1 / (1 + math.exp(-null_logit(model.head, hidden, row)))
+            total -= 0.5 * math.log(none if impossible else 1 - none)
+    found = loss(model, batch_of(rows), "qa", null_weight=0.5)
+    assert found.item() == pytest.approx(total, rel=1e-4)
+
+
+@torch.no_grad()
+def test_span_loss_of_the_plain_head():
+    model, rows = task_model("qa", "transformers"), features(SPANS)
+    total = 0.0
+    for row, (start, end, _) in enumerate(SPANS.tolist()):
+        logits = model.head.output(alone(model, rows, row))
+        for which, place in ((0, start), (1, end)):
+            total -= logs({t: logits[t, which].item() for t in places(row)})[place] / 2
+    found = loss(model, batch_of(rows), "qa", null_weight=0.5)  # its weight has nothing to weigh
+    assert found.item() == pytest.approx(total, rel=1e-4)
+
+
+def every_span(model: TaskModel, rows: Features, row: int) -> dict[tuple[int, int], float]:
+    """Log probability of each start with each end, by brute force."""
+    hidden, found = alone(model, rows, row), {}
+    if isinstance(model.head, SpanHead):
+        for start, first in logs(start_logits(model.head, hidden, row)).items():
+            for end, last in logs(end_logits(model.head, hidden, row, start)).items():
+                found[start, end] = first + last
+        return found
+    logits = model.head.output(hidden)
+    starts, ends = (logs({t: logits[t, i].item() for t in places(row)}) for i in (0, 1))
+    return {(s, e): starts[s] + ends[e] for s in starts for e in ends}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", ["paper", "transformers"])
+def test_a_wide_beam_finds_every_span(head):
+    model, rows = task_model("qa", head), features(None)
+    found = outputs(model, batch_of(rows), "qa", beam=50)  # wider than the row: no error
+    assert found["starts"].shape == (6, 16)
+    assert found["ends"].shape == found["end_scores"].shape == (6, 16, 16)
+    for row in range(6):
+        wanted, seen = every_span(model, rows, row), {}
+        for i in range(16):
+            for j in range(16):
+                score = (found["start_scores"][row, i] + found["end_scores"][row, i, j]).item()
+                if math.isfinite(score):
+                    span = (found["starts"][row, i].item(), found["ends"][row, i, j].item())
+                    assert span not in seen
+                    seen[span] = score
+        assert seen == pytest.approx(wanted, abs=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", ["paper", "transformers"])
+def test_a_narrow_beam_has_the_best_starts_and_the_best_ends_of_each(head):
+    model, rows = task_model("qa", head), features(None)
+    found = outputs(model, batch_of(rows), "qa", beam=2)
+    for row in range(6):
+        spans = every_span(model, rows, row)
+        chance = {s: sum(math.exp(v) for (b, _), v in spans.items() if b == s) for s, _ in spans}
+        starts = sorted(chance, key=lambda s: -chance[s])[:2]
+        assert found["starts"][row].tolist() == starts
+        for place, start in enumerate(starts):
+            ends = sorted((e for s, e in spans if s == start), key=lambda e: -spans[start, e])[:2]
+            assert found["ends"][row, place].tolist() == ends
+
+
+@torch.no_grad()
+def test_how_much_speaks_for_no_answer():
+    model, rows = task_model("qa"), features(None)
+    found = outputs(model, batch_of(rows), "qa", beam=1)["null"].tolist()
+    wanted = [null_logit(model.head, alone(model, rows, row), row) for row in range(6)]
+    assert found == pytest.approx(wanted, abs=1e-4)
+    sure = task_model("qa", outputs=0)  # every question has its answer
+    assert outputs(sure, batch_of(rows), "qa")["null"].tolist() == [0.0] * 6
+    plain = task_model("qa", "transformers")
+    found = outputs(plain, batch_of(rows), "qa")["null"].tolist()
+    for row in range(6):
+        logits = plain.head.output(alone(plain, rows, row))
+        best = [max(logits[t, i].item() for t in places(row)[1:]) for i in (0, 1)]
+        assert found[row] == pytest.approx(logits[0].sum().item() - sum(best), abs=1e-4)
+
+
+def test_an_answer_lies_in_the_context_or_at_the_first_token():
+    rows = features(None)
+    allowed = batch_of(rows).allowed
+    for row in range(6):
+        assert allowed[row].nonzero()[:, 0].tolist() == places(row)
+
+
+def test_rows_are_picked_with_their_targets():
+    each = put_rows(features(np.array([2, 0]), rows_each=3), 0, 16, CPU)
+    assert each.target.tolist() == [2, 2, 2, 0, 0, 0]  # the options share the target
+    tags = [np.arange(n, dtype=np.int64) for n in LENGTHS]
+    rows = features(tags)
+    batch = put_rows(rows, 9, 32, CPU).pick(torch.tensor([4, 1, 4]), 16)
+    assert batch.ids.shape == batch.target.shape == (3, 16)
+    assert batch.ids[0].tolist() == [*rows.ids[4].tolist(), *[9] * 11]
+    assert batch.ids[1].tolist() == [*rows.ids[1].tolist(), *[9] * 4]
+    assert torch.equal(batch.ids[0], batch.ids[2])
+    assert batch.target[0].tolist() == [*range(5), *[IGNORED] * 11]
+    assert batch.real.sum(1).tolist() == [5, 12, 5]
+    assert (batch.segments == 0).sum(1).tolist() == [2, 5, 2]
+    spans = put_rows(features(SPANS), 0, 16, CPU).pick(torch.tensor([3]), 16)
+    assert spans.target.tolist() == [[2, 10, 0]]
+    assert put_rows(features(None), 0, 16, CPU).pick(torch.tensor([3]), 16).target is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "head"), [("classify", "paper"), ("tag", "paper"), ("qa", "paper"), ("qa", "plain")]
+)
+def test_outputs_do_not_depend_on_the_batches(kind, head):
+    """All rows at once, and one by one in rows of several padded lengths."""
+    rng = np.random.default_rng(2)
+    sizes = [8, 31, 12, 18, 30, 9]  # all have more places than the beam takes
+    rows = Features(
+        ids=[rng.integers(5, 40, n).astype(np.int32) for n in sizes],
+        first=np.array([3] * 6, np.int32),
+        target=None,
+        example=np.arange(6),
+    )
+    model = task_model(kind, "paper" if head == "paper" else "transformers")
+    given = {"pad_id": 0, "device": CPU, "dtype": torch.float32, "beam": 3}
+    (many,) = infer(model, rows, kind, tokens=10_000, **given)
+    (single,) = infer(model, rows, kind, tokens=1, **given)
+    for name, values in many.items():
+        for row, size in enumerate(sizes):
+            ours, theirs = values[row], single[name][row]
+            if name == "tags":
+                ours, theirs = ours[:size], theirs[:size]
+            np.testing.assert_allclose(ours, theirs, atol=1e-4, err_msg=name)

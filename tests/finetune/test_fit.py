@@ -1,0 +1,297 @@
+"""Training: a seed alone is the seed in company, each layer has its rate, and tasks are learned."""
+
+import copy
+import io
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from electra.errors import UserError
+from electra.finetune.fit import fit, layer_groups
+from electra.finetune.infer import infer
+from electra.finetune.run import finetune, unscale_
+from electra.finetune.settings import FinetuneConfig, resolve
+from electra.finetune.stack import Noise, stack, unstack_
+from electra.models.encoder import Encoder, EncoderConfig
+from electra.models.heads import TaskModel, build_head
+from electra.tasks.examples import IGNORED, Task
+from electra.tasks.load import load_task
+
+CPU = torch.device("cpu")
+SIZES = EncoderConfig(
+    layers=2, hidden=32, heads=2, embedding=16, positions=32, vocab_size=40, init_std=0.1
+)
+KINDS = (
+    ("classify", "paper"),
+    ("classify", "transformers"),
+    ("regress", "paper"),
+    ("choice", "paper"),
+    ("choice", "transformers"),
+    ("tag", "paper"),
+    ("qa", "paper"),
+    ("qa", "transformers"),
+)
+
+
+def network(seed: int, kind: str, head: str = "paper") -> TaskModel:
+    """All seeds have one encoder, and heads of their own."""
+    torch.manual_seed(1000)
+    encoder = Encoder(SIZES)
+    torch.manual_seed(seed)
+    return TaskModel(encoder, build_head(kind, encoder, 3, head=head))
+
+
+def config(**settings) -> FinetuneConfig:
+    return FinetuneConfig(**{"lr": 1e-3, "layer_decay": 0.8, "epochs": 2, "batch": 8, **settings})
+
+
+def train(networks, features, kind, seeds, settings, **more) -> TaskModel:
+    given = {"pad_id": 0, "device": CPU, "dtype": torch.float32}
+    return fit(networks, features, kind, settings, seeds, **given, **more)
+
+
+def asked(model, features, kind, seeds=1) -> list[dict[str, np.ndarray]]:
+    given = {"pad_id": 0, "device": CPU, "dtype": torch.float32, "beam": 4}
+    return infer(model, features, kind, seeds=seeds, **given)
+
+
+@pytest.mark.parametrize(("kind", "head"), KINDS)
+def test_a_seed_is_the_same_alone_and_in_company(kind, head, made):
+    assert SIZES.dropout == SIZES.attention_dropout == 0.1  # the noise must be the seed's own too
+    features, dev, seeds = made(kind, 26), made(kind, 7, seed=1), [0, 1, 2]
+    together = train([network(s, kind, head) for s in seeds], features, kind, seeds, config())
+    alone = train([network(1, kind, head)], features, kind, [1], config())
+    state = together.state_dict()
+    for name, tensor in alone.state_dict().items():
+        torch.testing.assert_close(state[name][1], tensor[0], rtol=0, atol=1e-4, msg=name)
+    (own,), all_seeds = asked(alone, dev, kind), asked(together, dev, kind, seeds=3)
+    for name, values in own.items():
+        np.testing.assert_allclose(all_seeds[1][name], values, atol=1e-3, err_msg=name)
+    # And they are not all the same one: neither the heads nor what the encoder has become.
+    shared = state["encoder.layers.1.expand.weight"]
+    assert (shared[0] - shared[1]).abs().max() > 1e-3
+    assert (shared[1] - shared[2]).abs().max() > 1e-3
+
+
+def test_the_company_may_come_in_any_order_and_number(made):
+    features = made("classify", 26)
+    found = {}
+    for seeds in ([4, 9], [9, 4], [9]):
+        networks = [network(seed, "classify") for seed in seeds]
+        whole = train(networks, features, "classify", seeds, config())
+        unstack_(networks[seeds.index(9)], whole, seeds.index(9))
+        found[tuple(seeds)] = networks[seeds.index(9)].state_dict()
+    for name, tensor in found[9,].items():
+        for company in ((4, 9), (9, 4)):
+            torch.testing.assert_close(found[company][name], tensor, rtol=0, atol=1e-4)
+
+
+def test_a_seed_that_breaks_does_not_spoil_the_others(made):
+    features, seeds = made("classify", 26), [0, 1]
+    networks = [network(seed, "classify") for seed in seeds]
+    with torch.no_grad():
+        networks[0].encoder.layers[0].expand.weight[0, 0] = float("nan")
+    alone = train([copy.deepcopy(networks[1])], features, "classify", [1], config())
+    together = train(networks, features, "classify", seeds, config()).state_dict()
+    assert together["head.output.weight"][0].isnan().all()
+    for name, tensor in alone.state_dict().items():
+        torch.testing.assert_close(together[name][1], tensor[0], rtol=0, atol=1e-4)
+
+
+def test_seeds_without_any_dropout(made):
+    """Then there is no noise to draw."""
+    sizes = replace(SIZES, dropout=0.0, attention_dropout=0.0)
+    encoders = [Encoder(sizes) for _ in range(2)]
+    networks = [TaskModel(e, build_head("classify", e, 3, dropout=0.0)) for e in encoders]
+    alone = train(networks[1:], made("classify", 16), "classify", [1], config())
+    together = train(networks, made("classify", 16), "classify", [0, 1], config()).state_dict()
+    for name, tensor in alone.state_dict().items():
+        torch.testing.assert_close(together[name][1], tensor[0], rtol=0, atol=1e-4)
+
+
+def test_twice_the_same_training_gives_the_same_bits(made):
+    features = made("tag", 20)
+    one, two = (
+        train([network(s, "tag") for s in (0, 1)], features, "tag", [0, 1], config())
+        for _ in range(2)
+    )
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(two.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize(("gap", "more"), [("even", 0), ("released", 1)])
+def test_each_layer_has_the_rate_of_its_depth(gap, more):
+    encoder = Encoder(EncoderConfig(layers=3, hidden=32, heads=2, embedding=16, vocab_size=40))
+    model = TaskModel(encoder, build_head("classify", encoder, 2))
+    groups, factors = layer_groups(model, config(layer_decay=0.5, layer_gap=gap))
+    factor = {id(p): f for group, f in zip(groups, factors, strict=True) for p in group}
+    for name, p in model.named_parameters():
+        # By hand: the head 1, the layer below it 1/2, and the embeddings below layer 0.
+        steps = {"embeddings": 4, "project": 4, "layers.0": 3, "layers.1": 2, "layers.2": 1}
+        below = next((n for start, n in steps.items() if name.startswith(f"encoder.{start}")), 0)
+        assert factor[id(p)] == 0.5 ** (below + more if below else 0), name
+    listed = [id(p) for group in groups for p in group]
+    assert sorted(listed) == sorted(id(p) for p in model.parameters())  # each once, none left out
+
+
+def test_the_layers_move_at_their_rates(made):
+    """Adam's first step without correction is 0.1 / √0.001 times the rate, whatever the gradient.
+
+    That is where the gradient is well above eps; so the largest change of a layer tells its rate.
+    """
+    settings = config(lr=1e-4, layer_decay=0.8, epochs=1, batch=8, warmup=0.0)
+    before = network(0, "classify")
+    after = train([before], made("classify", 8), "classify", [0], settings).state_dict()
+    moved: dict[str, float] = {}
+    for name, tensor in before.state_dict().items():
+        part = ".".join(name.split(".")[: 3 if "layers" in name else 2])
+        change = (after[name][0] - tensor).abs().max().item()
+        moved[part] = max(moved.get(part, 0.0), change)
+    wanted = {
+        "head.output": 1.0,
+        "encoder.layers.1": 0.8,
+        "encoder.layers.0": 0.8**2,
+        "encoder.embeddings": 0.8**3,
+        "encoder.project": 0.8**3,
+    }
+    assert moved.keys() == wanted.keys()
+    for part, factor in wanted.items():
+        assert moved[part] == pytest.approx(1e-4 * factor * 0.1 / 0.001**0.5, rel=0.01), part
+
+
+def test_the_rate_rises_from_zero(made):
+    """The first of the steps has rate 0, so a run of one step with a warm-up changes nothing."""
+    before = network(0, "classify")
+    settings = config(epochs=1, batch=8, warmup=0.1, weight_decay=0.1)
+    after = train([before], made("classify", 8), "classify", [0], settings).state_dict()
+    assert all(torch.equal(after[n][0], tensor) for n, tensor in before.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("examples", "batch", "epochs", "steps"),
+    [(40, 8, 1.5, 7), (40, 8, 0.2, 1), (43, 8, 3, 15), (5, 32, 3, 3), (40, 8, 12.2, 61)],
+)
+def test_steps_of_whole_and_fractional_epochs(examples, batch, epochs, steps, made):
+    told = []
+    train(
+        [network(0, "tag")],
+        made("tag", examples),
+        "tag",
+        [0],
+        config(batch=batch, epochs=epochs),
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert told[-1] == (steps, steps)
+    assert told[:-1] == [(done, steps) for done in range(20, steps, 20)]
+
+
+def test_an_epoch_that_is_no_step_is_refused(made):
+    with pytest.raises(UserError, match=r"0\.1 epochs of 40 examples are not one step"):
+        train([network(0, "tag")], made("tag", 40), "tag", [0], config(epochs=0.1))
+
+
+@pytest.mark.parametrize("kind", ["choice", "tag"])
+def test_it_learns(kind, made):
+    settings = config(lr=3e-3, layer_decay=1.0, epochs=8 if kind == "tag" else 20)
+    model = train([network(0, kind)], made(kind, 96), kind, [0], settings)
+    dev = made(kind, 40, seed=1)
+    (found,) = asked(model, dev, kind)
+    if kind == "choice":
+        right = found["scores"].reshape(-1, 3).argmax(1) == dev.target
+    else:
+        pairs = zip(found["tags"], dev.target, strict=True)
+        right = np.concatenate([(t[: len(g)] == g)[g != IGNORED] for t, g in pairs])
+    assert right.mean() > 0.95
+
+
+def test_the_options_of_a_choice_stay_together(made):
+    """An example's rows are consecutive in the batch: shuffled apart, nothing could be learned."""
+    features = made("choice", 9)
+    picked = []
+    from electra.finetune import fit as room
+
+    real = room.loss
+
+    def watched(model, batch, kind, options, weight):
+        picked.append((batch, options))
+        return real(model, batch, kind, options, weight)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room, "loss", watched)
+        settings = config(batch=3, epochs=1)
+        train([network(s, "choice") for s in (0, 1)], features, "choice", [0, 1], settings)
+    rows = {tuple(row.tolist()): number for number, row in enumerate(features.ids)}
+    for batch, options in picked:
+        assert options == 3
+        length = batch.real.sum(1).tolist()
+        number = [rows[tuple(r[:n].tolist())] for r, n in zip(batch.ids, length, strict=True)]
+        assert len(number) == 2 * 3 * 3  # seeds, examples, options
+        assert number[0::3] == [n - 1 for n in number[1::3]] == [n - 2 for n in number[2::3]]
+        assert all(n % 3 == 0 for n in number[0::3])
+        assert batch.target.tolist() == [features.target[n // 3] for n in number]
+
+
+@pytest.mark.parametrize("head", ["paper", "transformers"])
+def test_a_regression_speaks_in_the_units_of_its_labels(head, made):
+    whole = stack([network(s, "regress", head) for s in (0, 1)], Noise([0, 1], CPU)).eval()
+    dev = made("regress", 5)
+    before = [found["scores"] for found in asked(whole, dev, "regress", seeds=2)]
+    unscale_(whole, (-3.0, 7.0))
+    after = [found["scores"] for found in asked(whole, dev, "regress", seeds=2)]
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_allclose(new, 10 * old - 3, rtol=1e-4, atol=1e-4)
+
+
+def test_a_regression_of_large_values_is_learned(model_folder, quick, tmp_path):
+    rng = random.Random(0)
+    for split, count in (("train", 240), ("dev", 40)):
+        lines = ["text,score"]
+        for _ in range(count):
+            marks = [rng.choice(("bread", "cargo")) for _ in range(4)]
+            lines.append(f"{' '.join(marks)},{-5000 + 1000 * marks.count('bread')}")
+        (tmp_path / f"{split}.csv").write_text("\n".join(lines) + "\n")
+    task = load_task("regress", tmp_path)
+    console = Console(file=io.StringIO())
+    (result,) = finetune(str(model_folder), task, tmp_path / "out", [0], quick, console)
+    assert result["metric"] == "spearman"
+    assert result["spearman"] > 0.9
+    assert result["mse"] < 500**2  # of values from -5000 to -1000
+    assert not result["failed"]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "lr", "decay"), [(256, 3e-4, 0.8), (768, 1e-4, 0.8), (1024, 5e-5, 0.9)]
+)
+def test_what_is_left_open_follows_the_papers_table(hidden, lr, decay):
+    model = EncoderConfig(hidden=hidden, vocab_size=100)
+    task = Task(name="rte", kind="classify", splits={}, epochs=10)
+    found = resolve(FinetuneConfig(), model, task)
+    assert (found.lr, found.layer_decay, found.epochs, found.length) == (lr, decay, 10, 128)
+    assert (found.batch, found.warmup, found.dropout, found.weight_decay) == (32, 0.1, 0.1, 0.0)
+    assert found.layer_gap == "even"
+    own = resolve(FinetuneConfig(lr=1.0, layer_decay=0.5, epochs=1, length=600), model, task)
+    assert (own.lr, own.layer_decay, own.epochs, own.length) == (1.0, 0.5, 1, 512)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch": 0},
+        {"at_once": -1},
+        {"beam": 0},
+        {"lr": -1.0},
+        {"epochs": -1.0},
+        {"warmup": 1.0},
+        {"dropout": 1.0},
+        {"layer_decay": 1.1},
+        {"clip": 0.0},
+        {"pool": "max", "head": "transformers"},
+    ],
+)
+def test_impossible_settings_are_refused(settings):
+    with pytest.raises(UserError):
+        FinetuneConfig(**settings)

@@ -1,0 +1,264 @@
+"""`electra glue` on made-up folders: every task, one table, and the file for GLUE's server."""
+
+import json
+import random
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from electra.errors import UserError
+from electra.finetune import glue as room
+from electra.finetune.glue import AVERAGED, PAPER, average, choose, line, markdown, run_glue
+from electra.finetune.results import add_result, read_results
+from electra.tasks.examples import Task
+
+WORDS = ("old", "young", "tired", "farmer", "sailor", "baker", "plough", "sail", "knead", "dig")
+QUICK = ("lr=3e-3", "epochs=1", "batch=8", "device=cpu")
+
+
+def write(path: Path, *rows: tuple[object, ...]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows), encoding="utf-8")
+
+
+def text(rng: random.Random) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(2, 8)))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """GLUE with four of its tasks, the columns as in the official files."""
+    root, rng = tmp_path_factory.mktemp("glue"), random.Random(0)
+    for split, count in (("train", 24), ("dev", 10)):
+        labels = [(number % 2, "") for number in range(count)]
+        write(root / f"CoLA/{split}.tsv", *(("gj", *label, text(rng)) for label in labels))
+        head = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
+        rows = [(number % 2, 1, 2, text(rng), text(rng)) for number in range(count)]
+        write(root / f"MRPC/{split}.tsv", head, *rows)
+        head = ("index", "genre", "sentence1", "sentence2", "score")
+        rows = [(number, "news", text(rng), text(rng), number % 6) for number in range(count)]
+        write(root / f"STS-B/{split}.tsv", head, *rows)
+    names = ("contradiction", "entailment", "neutral")
+    for split, count in (("train", 24), ("dev_matched", 9), ("dev_mismatched", 6)):
+        head = ("index", "sentence1", "sentence2", "gold_label")
+        rows = [(number, text(rng), text(rng), names[number % 3]) for number in range(count)]
+        write(root / f"MNLI/{split}.tsv", head, *rows)
+    write(root / "CoLA/test.tsv", ("index", "sentence"), *((n, text(rng)) for n in range(7)))
+    head = ("index", "#1 ID", "#2 ID", "#1 String", "#2 String")
+    write(root / "MRPC/test.tsv", head, *((n, 1, 2, text(rng), text(rng)) for n in range(5)))
+    head = ("index", "genre", "sentence1", "sentence2")
+    write(root / "STS-B/test.tsv", head, *((n, "news", text(rng), text(rng)) for n in range(4)))
+    head = ("index", "sentence1", "sentence2")
+    for name, count in (("MNLI/test_matched", 3), ("MNLI/test_mismatched", 4), ("AX/AX", 2)):
+        write(root / f"{name}.tsv", head, *((n, text(rng), text(rng)) for n in range(count)))
+    return root
+
+
+@pytest.fixture(scope="module")
+def done(data, model_folder, tmp_path_factory):
+    """All of it with two seeds: the folder, and what the command printed."""
+    import io
+
+    from rich.console import Console
+
+    from electra.config import override
+    from electra.finetune.settings import FinetuneConfig
+
+    out, console = tmp_path_factory.mktemp("scores") / "out", Console(file=io.StringIO(), width=200)
+    config = override(FinetuneConfig(), QUICK)
+    rows = run_glue(str(model_folder), data, out, [0, 1], config, console)
+    return out, rows, console.file.getvalue()
+
+
+def test_a_folder_for_each_task_and_one_table(done):
+    out, rows, _ = done
+    assert [row["task"] for row in rows] == ["cola", "mrpc", "stsb", "mnli"]
+    assert [row["metric"] for row in rows] == ["matthews", "accuracy", "spearman", "accuracy"]
+    assert json.loads((out / "summary.json").read_text()) == {"tasks": rows, "average": None}
+    lines = [json.loads(each) for each in (out / "results.jsonl").read_text().splitlines()]
+    assert [(r["task"], r["seed"]) for r in lines] == [
+        (name, seed) for name in ("cola", "mrpc", "stsb", "mnli") for seed in (0, 1)
+    ]
+    for row in rows:
+        scores = [r["score"] for r in lines if r["task"] == row["task"]]
+        assert row["median"] == row["mean"] == pytest.approx(sum(scores) / 2)
+        assert (row["lowest"], row["highest"]) == (min(scores), max(scores))
+        assert row["seeds"] == 2
+        assert row["failed"] == [r["seed"] for r in read_results(out / row["task"]) if r["failed"]]
+    assert rows[0]["metrics"].keys() == {"matthews", "accuracy"}
+    assert rows[2]["metrics"].keys() == {"spearman", "pearson"}
+    assert rows[3]["metrics"].keys() == {"accuracy", "dev_mismatched_accuracy"}
+
+
+def test_the_table_has_the_published_scores_beside_ours(done):
+    out, rows, _ = done
+    head, _, *lines = (out / "table.md").read_text().splitlines()
+    columns = [cell.strip() for cell in head.strip("|").split("|")]
+    assert columns[:3] == ["task", "metric", "median"]
+    for shown, row in zip(lines, rows, strict=True):
+        cells = dict(zip(columns, (c.strip() for c in shown.strip("|").split("|")), strict=True))
+        assert cells["task"] == row["task"]
+        assert cells["median"] == f"{100 * row['median']:.1f}"
+        assert cells["failed"] == ", ".join(map(str, row["failed"]))
+        place = AVERAGED.index(row["task"])
+        assert cells["ELECTRA-Small (published)"] == f"{PAPER['ELECTRA-Small'][place]:.1f}"
+
+
+def test_the_submission_is_what_the_best_seed_says(done):
+    out, _, printed = done
+    assert "For GLUE's server:" in printed
+    with zipfile.ZipFile(out / "submission" / "submission.zip") as pack:
+        files = {name: pack.read(name).decode().splitlines() for name in pack.namelist()}
+    sizes = {name: len(lines) - 1 for name, lines in files.items()}
+    assert sizes == {
+        "CoLA.tsv": 7,
+        "MRPC.tsv": 5,
+        "STS-B.tsv": 4,
+        "MNLI-m.tsv": 3,
+        "MNLI-mm.tsv": 4,
+        "AX.tsv": 2,
+    }
+    for name, task, split in (
+        ("CoLA.tsv", "cola", "test"),
+        ("MNLI-m.tsv", "mnli", "test"),
+        ("MNLI-mm.tsv", "mnli", "test_mismatched"),
+        ("AX.tsv", "mnli", "ax"),
+    ):
+        best = max(read_results(out / task), key=lambda r: r["score"])
+        path = out / task / "predictions" / f"seed-{best['seed']}" / f"{split}.jsonl"
+        said = [json.loads(each)["label"] for each in path.read_text().splitlines()]
+        assert files[name] == [
+            "index\tprediction",
+            *(f"{n}\t{label}" for n, label in enumerate(said)),
+        ]
+    values = [float(each.split("\t")[1]) for each in files["STS-B.tsv"][1:]]
+    assert all(0 <= value <= 5 for value in values)
+
+
+def test_the_best_seed_is_the_one_that_is_submitted(tmp_path):
+    said = {0: ["0", "0", "0"], 1: ["1", "0", "1"], 2: ["1", "1", "1"]}
+    for seed, score in ((0, 0.2), (1, 0.9), (2, 0.5)):
+        folder = tmp_path / "cola" / "predictions" / f"seed-{seed}"
+        folder.mkdir(parents=True)
+        lines = [json.dumps({"id": "x", "label": label}) + "\n" for label in said[seed]]
+        (folder / "test.jsonl").write_text("".join(lines))
+        add_result(tmp_path / "cola", {"seed": seed, "score": score})
+    task = Task(name="cola", kind="classify", labels=("0", "1"), splits={"dev": [], "test": []})
+    assert room.test_predictions({"cola": task}, tmp_path)["cola"].tolist() == [1, 0, 1]
+
+
+def test_the_command_goes_on_and_prints_the_table(
+    electra, data, done, model_folder, tmp_path, monkeypatch
+):
+    out, rows, _ = done
+    trained = []
+    monkeypatch.setattr("electra.finetune.run.fit", lambda *given, **more: trained.append(1))
+    command = ("glue", model_folder, *QUICK, "--data", data, "--out", out, "--seeds", 2)
+    code, shown, err = electra(*command)
+    assert code == 0, err
+    assert not trained  # all was done before
+    for row in rows:
+        cells = next(each for each in shown.splitlines() if each.split()[:1] == [row["task"]])
+        assert f"{100 * row['median']:.1f}" in cells
+    assert "Average" not in shown  # four tasks are not eight
+    assert (out / "glue.png").read_bytes().startswith(b"\x89PNG")
+    code, shown, err = electra(*command, "--json")
+    assert code == 0, err
+    assert json.loads(shown) == rows
+
+
+def test_without_matplotlib_there_is_all_but_the_figure(
+    electra, data, done, model_folder, monkeypatch
+):
+    out, _, _ = done
+    (out / "glue.png").unlink(missing_ok=True)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, shown, err = electra(
+        *("glue", model_folder, *QUICK, "--data", data, "--out", out, "--seeds", 2)
+    )
+    assert code == 0
+    assert "stsb" in shown
+    assert "warning: no figure:" in err
+    assert "pip install 'electra[plot]'" in err
+    assert not (out / "glue.png").exists()
+
+
+def test_only_some_tasks(electra, refused, data, model_folder, tmp_path):
+    out = tmp_path / "[out]"  # no markup
+    command = ("glue", model_folder, *QUICK, "--data", data, "--out", out)
+    code, shown, err = electra(*command, "--seeds", 1, "--tasks", "STS-B, cola", "--json")
+    assert code == 0, err
+    assert [row["task"] for row in json.loads(shown)] == ["cola", "stsb"]
+    assert f"For GLUE's server: {out / 'submission' / 'submission.zip'}" in err
+    assert not (out / "mrpc").exists()
+    sentence = refused(*command, "--tasks", "cola,colla")
+    assert "no colla" in sentence
+    assert "there is cola, mrpc, stsb, mnli" in sentence
+    assert "needs the task mnli" in refused(*command, "--tasks", "cola", "--from-mnli")
+    assert "There is no folder" in refused(
+        *("glue", model_folder, "--data", tmp_path / "none", "--out", tmp_path / "new")
+    )
+    (tmp_path / "empty").mkdir()
+    assert "no task of GLUE" in refused(
+        *("glue", model_folder, "--data", tmp_path / "empty", "--out", tmp_path / "new")
+    )
+    assert not (tmp_path / "new").exists()
+
+
+def test_from_mnli(data, model_folder, quick, tmp_path, console, monkeypatch):
+    begun = []
+    real = room.finetune
+
+    def watched(model, task, *given):
+        begun.append((task.name, model))
+        return real(model, task, *given)
+
+    monkeypatch.setattr(room, "finetune", watched)
+    config = replace(quick, epochs=0.4, batch=8)
+    given = (str(model_folder), data, tmp_path / "out", [0], config, console)
+    run_glue(*given, only=["cola", "mrpc", "mnli"], from_mnli=True)
+    assert begun == [
+        ("mnli", str(model_folder)),
+        ("cola", str(model_folder)),
+        ("mrpc", str(tmp_path / "out" / "mnli" / "model")),
+    ]
+
+
+def test_the_order_of_tasks():
+    there = ["cola", "mrpc", "mnli", "rte"]
+    assert choose(there, [], False, Path("x")) == there
+    assert choose(there, ["rte", "cola"], False, Path("x")) == ["cola", "rte"]
+    assert choose(there, [], True, Path("x")) == ["mnli", "cola", "mrpc", "rte"]
+    with pytest.raises(UserError):
+        choose([], [], False, Path("x"))
+
+
+def row(task: str, median: float = 0.5, failed: tuple[int, ...] = ()) -> dict:
+    spread = {"mean": 0.5, "deviation": 0.1, "lowest": 0.2, "highest": 0.9}
+    return {"task": task, "metric": "m", "median": median, "seeds": 5, "failed": failed, **spread}
+
+
+def test_the_average_is_of_all_eight_or_none():
+    rows = [row(name, 0.1 * place) for place, name in enumerate(AVERAGED)]
+    assert average(rows) == pytest.approx(0.35)
+    assert average([*rows, row("wnli", 99.0)]) == pytest.approx(0.35)  # WNLI is none of them
+    assert "eight tasks: 35.00" in markdown(rows)
+    assert "eight" not in markdown(rows[1:])
+    for missing in range(8):
+        assert average([r for place, r in enumerate(rows) if place != missing]) is None
+
+
+def test_seeds_that_learned_nothing_are_named():
+    assert "learned nothing: seed 1, 3" in line(row("cola", failed=(1, 3)))
+    assert "nothing" not in line(row("cola"))
+    assert "| 5 | 1, 3 |" in markdown([row("cola", failed=(1, 3))])
+
+
+def test_the_published_rows_are_the_papers():
+    """Table 8 of the paper and the README of the original give these averages."""
+    means = {name: sum(scores) / len(scores) for name, scores in PAPER.items()}
+    assert all(len(scores) == len(AVERAGED) for scores in PAPER.values())
+    assert means["ELECTRA-Small"] < means["ELECTRA-Base"] < means["ELECTRA-Large"]

@@ -1,0 +1,195 @@
+"""On a CUDA device: a replayed graph is the step that it recorded, and a seed stays itself."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from electra.finetune import fit as room
+from electra.finetune.fit import fit
+from electra.finetune.infer import infer
+from electra.finetune.predict import predict
+from electra.finetune.run import finetune
+from electra.finetune.settings import FinetuneConfig
+from electra.models.encoder import Encoder, EncoderConfig
+from electra.models.heads import TaskModel, build_head
+from electra.tasks.load import load_task
+
+pytestmark = pytest.mark.gpu
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SIZES = EncoderConfig(
+    layers=2, hidden=32, heads=2, embedding=16, positions=32, vocab_size=40, init_std=0.1
+)
+# Rows of 8 to 29 tokens: graphs of two lengths. Six steps of up to 3e-3 each move a weight by
+# far more than the tolerance.
+CONFIG = FinetuneConfig(lr=1e-3, layer_decay=0.8, epochs=2, batch=8)
+NEAR = {"rtol": 0, "atol": 3e-4}
+KINDS = (
+    ("classify", "paper"),
+    ("classify", "transformers"),
+    ("regress", "paper"),
+    ("choice", "paper"),
+    ("tag", "paper"),
+    ("qa", "paper"),
+    ("qa", "transformers"),
+)
+
+
+def network(seed: int, kind: str, head: str, sizes: EncoderConfig = SIZES) -> TaskModel:
+    torch.manual_seed(1000)
+    encoder = Encoder(sizes)
+    torch.manual_seed(seed)
+    dropout = 0.1 if sizes.dropout else 0.0
+    return TaskModel(encoder, build_head(kind, encoder, 3, head=head, dropout=dropout))
+
+
+def train(networks, features, kind, seeds, device, config=CONFIG, dtype=torch.float32):
+    """The trained stack; fp32, because bf16 has noise of its own."""
+    return fit(networks, features, kind, config, seeds, pad_id=0, device=device, dtype=dtype)
+
+
+def states(model) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+
+
+def moved(networks, state) -> float:
+    """The largest change of a weight."""
+    return max(
+        (state[name][place] - tensor).abs().max().item()
+        for place, each in enumerate(networks)
+        for name, tensor in each.state_dict().items()
+    )
+
+
+@pytest.mark.parametrize(("kind", "head"), KINDS)
+def test_captured_steps_are_plain_steps(kind, head, made, monkeypatch):
+    """The same device and the same noise, dropout included: only the graph is taken away."""
+    features, seeds = made(kind, 30), [3, 4]
+    networks = [network(seed, kind, head) for seed in seeds]
+    replayed, recorded = [], room.captured
+
+    def watched(run, lengths, batch):
+        take = recorded(run, lengths, batch)
+
+        def counted(now, length, rate):
+            replayed.append(length)
+            take(now, length, rate)
+
+        return counted
+
+    monkeypatch.setattr(room, "captured", watched)
+    graphs = states(train(networks, features, kind, seeds, CUDA))
+    assert len(replayed) == 6
+    assert set(replayed) == ({32} if kind == "choice" else {16, 32})
+    monkeypatch.setattr(room, "captured", lambda run, lengths, batch: room.plain(run))
+    steps = states(train(networks, features, kind, seeds, CUDA))
+    assert moved(networks, steps) > 3e-3
+    for name, tensor in steps.items():
+        torch.testing.assert_close(graphs[name], tensor, **NEAR, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize(("kind", "head"), KINDS)
+def test_without_dropout_the_graphs_learn_what_the_cpu_does(kind, head, made):
+    """No noise on either side, so that what the trial steps left behind would show."""
+    sizes = replace(SIZES, dropout=0.0, attention_dropout=0.0)
+    features, seeds = made(kind, 30), [3, 4]
+    networks = [network(seed, kind, head, sizes) for seed in seeds]
+    slow = states(train(networks, features, kind, seeds, CPU))
+    fast = states(train(networks, features, kind, seeds, CUDA))
+    assert moved(networks, slow) > 3e-3
+    for name, tensor in slow.items():
+        torch.testing.assert_close(fast[name], tensor, **NEAR, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_with_bias_correction_the_trial_steps_are_not_counted(made):
+    sizes = replace(SIZES, dropout=0.0, attention_dropout=0.0)
+    config = replace(CONFIG, bias_correction=True, weight_decay=0.1)
+    features = made("classify", 30)
+    networks = [network(0, "classify", "paper", sizes)]
+    slow = states(train(networks, features, "classify", [0], CPU, config))
+    fast = states(train(networks, features, "classify", [0], CUDA, config))
+    for name, tensor in slow.items():
+        torch.testing.assert_close(fast[name], tensor, **NEAR, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize(("kind", "head"), KINDS)
+def test_a_seed_is_the_same_alone_and_in_company(kind, head, made):
+    features, dev, seeds = made(kind, 30), made(kind, 9, seed=1), [0, 1, 2]
+    networks = [network(seed, kind, head) for seed in seeds]
+    together = train(networks, features, kind, seeds, CUDA)
+    alone = train(networks[1:2], features, kind, [1], CUDA)
+    ours, own = states(together), states(alone)
+    assert moved(networks, ours) > 3e-3
+    for name, tensor in own.items():
+        near = NEAR | {"msg": lambda m, n=name: f"{n}: {m}"}
+        torch.testing.assert_close(ours[name][1], tensor[0], **near)
+    first, _, third = ours["encoder.layers.1.expand.weight"]
+    assert (first - third).abs().max() > 1e-3  # and they are not all the same one
+    if kind in ("classify", "regress", "choice"):
+        given = {"pad_id": 0, "device": CUDA, "dtype": torch.float32}
+        (said,) = infer(alone, dev, kind, **given)
+        found = infer(together, dev, kind, seeds=3, **given)
+        np.testing.assert_allclose(found[1]["scores"], said["scores"], atol=5e-3)
+
+
+def test_the_same_training_twice(made):
+    features = made("classify", 30)
+    networks = [network(seed, "classify", "paper") for seed in (0, 1)]
+    one, two = (states(train(networks, features, "classify", [0, 1], CUDA)) for _ in range(2))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, **NEAR)
+
+
+def test_a_replayed_step_does_not_make_the_host_wait(made, monkeypatch):
+    recorded = room.captured
+
+    def watched(run, lengths, batch):
+        take = recorded(run, lengths, batch)
+
+        def guarded(now, length, rate):
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                take(now, length, rate)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        return guarded
+
+    monkeypatch.setattr(room, "captured", watched)
+    train([network(0, "tag", "paper")], made("tag", 30), "tag", [0], CUDA)
+
+
+@pytest.mark.parametrize("at_once", [0, 1])
+def test_it_learns_in_bf16_and_the_cpu_predicts_the_same(
+    at_once, model_folder, reviews, quick, tmp_path, console
+):
+    config = replace(quick, device="cuda", at_once=at_once)
+    task, out = load_task("classify", reviews), tmp_path / "out"
+    results = finetune(str(model_folder), task, out, [0, 1, 2], config, console)
+    assert [r["seed"] for r in results] == [0, 1, 2]
+    assert [r["together"] for r in results] == [at_once or 3] * 3  # all of them where not told
+    # The median: sums on the device have no fixed order, and a seed may be at the edge of it.
+    assert sorted(r["score"] for r in results)[1] > 0.95
+    assert not any(r["failed"] for r in results)
+    assert results[0]["hardware"] == torch.cuda.get_device_name()
+    best = max(results, key=lambda r: r["score"])
+    path = out / "predictions" / f"seed-{best['seed']}" / "dev.jsonl"
+    said = [json.loads(line) for line in path.read_text().splitlines()]
+    for ours, theirs in zip(
+        predict(str(out), reviews / "dev.csv", device="cpu"), said, strict=True
+    ):
+        assert ours["probabilities"] == pytest.approx(theirs["probabilities"], abs=0.05)
+
+
+def test_seeds_in_bf16_agree_about_as_well_as_bf16_can(made):
+    features, dev, seeds = made("classify", 64), made("classify", 60, seed=1), [0, 1, 2]
+    config = replace(CONFIG, lr=3e-3, layer_decay=1.0, epochs=20)
+    networks = [network(seed, "classify", "paper") for seed in seeds]
+    given = {"pad_id": 0, "device": CUDA, "dtype": torch.bfloat16}
+    together = train(networks, features, "classify", seeds, CUDA, config, torch.bfloat16)
+    alone = train(networks[1:2], features, "classify", [1], CUDA, config, torch.bfloat16)
+    found = infer(together, dev, "classify", seeds=3, **given)[1]["scores"].argmax(1)
+    (said,) = infer(alone, dev, "classify", **given)
+    assert (found == said["scores"].argmax(1)).mean() > 0.9

@@ -1,0 +1,324 @@
+"""`electra predict`: every kind of model and file, the same answers whatever the batch."""
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+
+from electra.errors import UserError
+from electra.finetune import predict as room
+from electra.finetune.predict import predict
+from electra.finetune.run import finetune
+from electra.hub.folders import load_encoder
+from electra.hub.heads import TaskCard, read_card, save_task_model
+from electra.models.heads import TaskModel, build_head
+from electra.tasks.load import load_task
+from electra.text.tokenizer import load_tokenizer, save_tokenizer
+
+TEXTS = (
+    "the old bread",
+    "cargo was brought from the harbour to the ship of the sailor and the judge and the miner",
+    "dig",
+    "a clever weaver , quiet and tired , would spin the bread",
+    "verdict of the court",
+)
+CARDS = {
+    "classify": TaskCard(
+        name="c", kind="classify", labels=["no", "yes"], columns={"text": "text", "label": "label"}
+    ),
+    "pair": TaskCard(
+        name="p",
+        kind="classify",
+        labels=["no", "yes"],
+        columns={"text": "a", "pair": "b", "label": "label"},
+        pairs=True,
+    ),
+    "regress": TaskCard(name="r", kind="regress", columns={"text": "text", "label": "label"}),
+    "choice": TaskCard(
+        name="o",
+        kind="choice",
+        columns={"text": "text", "pair": "choices", "label": "label"},
+        pairs=True,
+    ),
+    "tag": TaskCard(
+        name="t",
+        kind="tag",
+        labels=["O", "B-X", "E-X", "I-X", "S-X"],
+        metric="f1",
+        columns={"scheme": "IOB2"},
+    ),
+    "qa": TaskCard(name="q", kind="qa", maybe_none=True, beam=4),
+}
+
+
+@pytest.fixture
+def model(model_folder, tmp_path):
+    """Save a model with a random head: `model("classify")`."""
+
+    def made(kind: str, **changes) -> str:
+        card, folder = replace(CARDS[kind], length=64, **changes), tmp_path / f"model-{kind}"
+        encoder = load_encoder(model_folder)
+        torch.manual_seed(0)
+        head = build_head(card.kind, encoder, card.outputs, head=card.head)
+        save_task_model(TaskModel(encoder, head), folder, card, 0)
+        save_tokenizer(load_tokenizer(model_folder), folder, max_length=64)
+        return str(folder)
+
+    return made
+
+
+def said(model: str, source: Path) -> list[dict]:
+    return list(predict(model, source, device="cpu"))
+
+
+def write_jsonl(path: Path, records: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def nearly(one: dict, two: dict) -> None:
+    """The same but for the last digits of numbers."""
+    assert one.keys() == two.keys()
+    for key, value in one.items():
+        if isinstance(value, dict | float):
+            assert two[key] == pytest.approx(value, abs=1e-5)
+        elif key == "n_best":
+            for first, second in zip(value, two[key], strict=True):
+                nearly(first, second)
+        elif key != "id":
+            assert two[key] == value
+
+
+def inputs(kind: str) -> list[dict]:
+    """Rows of a table of that kind."""
+    if kind in ("classify", "regress"):
+        return [{"text": text} for text in TEXTS]
+    if kind == "pair":
+        return [{"a": text, "b": other} for text in TEXTS[:3] for other in TEXTS]
+    if kind == "choice":
+        return [{"text": text, "choices": [f"{text} dig", "old oven", TEXTS[1]]} for text in TEXTS]
+    if kind == "tag":
+        return [{"words": text.split()} for text in TEXTS]
+    return [{"question": "what", "context": f"{a} {b}"} for a in TEXTS for b in TEXTS]
+
+
+@pytest.mark.parametrize("kind", CARDS)
+def test_answers_do_not_depend_on_their_company(kind, model, tmp_path):
+    folder, rows = model(kind), inputs(kind)
+    together = said(folder, write_jsonl(tmp_path / "all.jsonl", rows))
+    assert len(together) == len(rows)
+    for record, row in zip(together, rows, strict=True):
+        (alone,) = said(folder, write_jsonl(tmp_path / "one.jsonl", [row]))
+        nearly(record, alone)
+
+
+@pytest.mark.parametrize("kind", CARDS)
+def test_chunks_do_not_show(kind, model, tmp_path, monkeypatch):
+    folder, source = model(kind), write_jsonl(tmp_path / "all.jsonl", inputs(kind))
+    whole = said(folder, source)
+    monkeypatch.setattr(room, "CHUNK", 2)
+    for one, two in zip(whole, said(folder, source), strict=True):
+        nearly(one, two)
+        assert one["id"] == two["id"]
+
+
+def test_texts_from_lines_and_tables(tuned, tmp_path):
+    texts = [text.replace(",", "") for text in TEXTS]
+    (tmp_path / "a.txt").write_text("\n".join(["", texts[0], "  ", *texts[1:]]) + "\n\n")
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("number", "text"), *enumerate(texts)])
+    write_jsonl(tmp_path / "a.jsonl", [{"id": f"x{i}", "text": t} for i, t in enumerate(texts)])
+    lines, table, objects = (
+        said(str(tuned), tmp_path / f"a.{end}") for end in ("txt", "csv", "jsonl")
+    )
+    assert [r["id"] for r in lines] == ["2", "4", "5", "6", "7"]  # the number of the line
+    assert [r["id"] for r in objects] == ["x0", "x1", "x2", "x3", "x4"]
+    for some in (table, objects):
+        for one, two in zip(lines, some, strict=True):
+            nearly(one, two)
+    assert [lines[i]["label"] for i in (0, 1, 3)] == ["bread", "cargo", "bread"]  # it has learned
+    for record in lines:
+        assert set(record) == {"id", "label", "probabilities"}
+        assert record["label"] == max(record["probabilities"], key=record["probabilities"].get)
+
+
+def test_labels_of_the_file_are_not_needed_and_not_believed(tuned, reviews, tmp_path):
+    rows = (reviews / "dev.csv").read_text()
+    flipped = rows.replace(",bread", ",x").replace(",cargo", ",bread").replace(",x", ",cargo")
+    (tmp_path / "flipped.csv").write_text(flipped)
+    (tmp_path / "none.csv").write_text("\n".join(r.rpartition(",")[0] for r in rows.splitlines()))
+    wanted = [r["label"] for r in said(str(tuned), reviews / "dev.csv")]
+    for name in ("none.csv", "flipped.csv"):
+        assert [r["label"] for r in said(str(tuned), tmp_path / name)] == wanted
+
+
+def test_numbers(model, tmp_path):
+    found = said(model("regress"), write_jsonl(tmp_path / "x.jsonl", inputs("regress")))
+    assert all(set(r) == {"id", "value"} and isinstance(r["value"], float) for r in found)
+    assert len({r["value"] for r in found}) == 5
+
+
+def test_choices(model, tmp_path):
+    found = said(model("choice"), write_jsonl(tmp_path / "x.jsonl", inputs("choice")))
+    for record in found:
+        assert set(record["probabilities"]) == {"0", "1", "2"}
+        assert sum(record["probabilities"].values()) == pytest.approx(1)
+    # the same options in another order
+    turned = [{**row, "choices": row["choices"][::-1]} for row in inputs("choice")]
+    again = said(model("choice"), write_jsonl(tmp_path / "y.jsonl", turned))
+    for one, two in zip(found, again, strict=True):
+        forth, back = one["probabilities"], two["probabilities"]
+        assert [back[str(2 - i)] for i in range(3)] == pytest.approx([forth[str(i)] for i in "012"])
+
+
+def test_tags(model, tmp_path):
+    folder = model("tag")
+    found = said(folder, write_jsonl(tmp_path / "x.jsonl", inputs("tag")))
+    assert [r["words"] for r in found] == [text.split() for text in TEXTS]
+    for record in found:
+        assert len(record["tags"]) == len(record["words"])
+        # as the training file has them, not in BIOES, in which they are learned
+        assert set(record["tags"]) <= {"O", "B-X", "I-X"}
+    lines = tmp_path / "x.txt"
+    lines.write_text("\n".join(TEXTS) + "\n")
+    for one, two in zip(found, said(folder, lines), strict=True):
+        nearly(one, two)
+    columns = tmp_path / "x.conll"
+    columns.write_text("\n\n".join("\n".join(text.split()) for text in TEXTS) + "\n")
+    for one, two in zip(found, said(folder, columns), strict=True):
+        nearly(one, two)
+
+
+def test_sentences_of_as_many_words_are_still_a_sentence_per_line(model, tmp_path):
+    (tmp_path / "x.txt").write_text("the old farmer\nthe young baker\n")
+    found = said(model("tag"), tmp_path / "x.txt")
+    assert [r["words"] for r in found] == [["the", "old", "farmer"], ["the", "young", "baker"]]
+
+
+def test_questions(model, tmp_path):
+    source = write_jsonl(tmp_path / "x.jsonl", inputs("qa"))
+    never = said(model("qa", null_threshold=-1e9), source)
+    assert {r["answer"] for r in never} == {""}
+    always = said(model("qa", null_threshold=1e9), source)
+    for record, row in zip(always, inputs("qa"), strict=True):
+        assert record["answer"]
+        assert record["answer"] in row["context"]
+        assert record["answer"] == record["n_best"][0]["text"]
+        assert len(record["n_best"]) <= 4
+        scores = [each["score"] for each in record["n_best"]]
+        assert scores == sorted(scores, reverse=True)
+        assert sum(each["probability"] for each in record["n_best"]) == pytest.approx(1)
+    sure = said(model("qa", maybe_none=False, null_threshold=-1e9), source)
+    assert all(r["answer"] for r in sure)
+
+
+def test_a_long_context_is_read_window_by_window(model, tmp_path):
+    context = " ".join([TEXTS[1]] * 8)
+    source = write_jsonl(tmp_path / "x.jsonl", [{"question": "what", "context": context}])
+    (found,) = said(model("qa", maybe_none=False, longest_answer=3), source)
+    assert found["answer"] in context
+    assert np.isfinite(found["null"])
+
+
+def test_files_of_glue(model_folder, quick, console, tmp_path):
+    """A model of a task of GLUE has no columns of its own; its files are GLUE's."""
+    data = tmp_path / "glue" / "RTE"
+    data.mkdir(parents=True)
+    head = "index\tsentence1\tsentence2"
+    rows = [f"{i}\t{TEXTS[i % 5]}\t{TEXTS[i % 3]}" for i in range(12)]
+    for split in ("train", "dev"):
+        labelled = [f"{r}\t{('entailment', 'not_entailment')[i % 2]}" for i, r in enumerate(rows)]
+        (data / f"{split}.tsv").write_text("\n".join([f"{head}\tlabel", *labelled]) + "\n")
+    (data / "test.tsv").write_text("\n".join([head, *rows]) + "\n")
+    config = replace(quick, epochs=1, batch=4)
+    finetune(str(model_folder), load_task("rte", data), tmp_path / "out", [0], config, console)
+    text = (tmp_path / "out" / "predictions" / "seed-0" / "test.jsonl").read_text()
+    wanted = [json.loads(line) for line in text.splitlines()]
+    for one, two in zip(wanted, said(str(tmp_path / "out"), data / "test.tsv"), strict=True):
+        nearly(one, two)
+    (tmp_path / "lines.txt").write_text("\n".join(TEXTS))
+    with pytest.raises(UserError, match="wants two texts"):
+        said(str(tmp_path / "out"), tmp_path / "lines.txt")
+
+
+def test_a_model_of_the_hub_comes_with_its_card(tuned, reviews, tmp_path, monkeypatch):
+    """What is asked for must be everything that is needed."""
+    from fnmatch import fnmatch
+
+    def download(name, allow_patterns):
+        assert name == "someone/reviews"
+        for path in (tuned / "model").iterdir():
+            if any(fnmatch(path.name, pattern) for pattern in allow_patterns):
+                (tmp_path / "hub").mkdir(exist_ok=True)
+                shutil.copy(path, tmp_path / "hub")
+        return str(tmp_path / "hub")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert said("someone/reviews", reviews / "dev.csv") == said(str(tuned), reviews / "dev.csv")
+
+
+def test_the_command(electra, tuned, tmp_path):
+    (tmp_path / "x.txt").write_text("the old bread\ncargo – schön\n")
+    code, out, err = electra("predict", tuned, tmp_path / "x.txt")
+    assert (code, err) == (0, "")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [r["label"] for r in found] == ["bread", "cargo"]
+    code, shown, err = electra("predict", tuned, tmp_path / "x.txt", "--out", tmp_path / "y.jsonl")
+    assert (code, shown, err) == (0, "", "")
+    assert (tmp_path / "y.jsonl").read_text() == out
+    assert {p.name for p in tmp_path.iterdir()} == {"x.txt", "y.jsonl"}  # no temporary file
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.csv", "review\nthe old bread\n", "no column 'text', it has: review"),
+        ("x.csv", "text,label\nthe old bread,\n ,x\n", "line 3 has no text in the column 'text'"),
+        ("x.txt", "\n\n", "is empty"),
+        ("x.pdf", "%PDF", "no table that can be read"),
+        ("x.jsonl", "{", "line 1 is no valid JSON"),
+    ],
+)
+def test_bad_input_writes_nothing(name, content, message, refused, tuned, tmp_path):
+    (tmp_path / name).write_text(content)
+    (tmp_path / "out.jsonl").write_text("before\n")
+    sentence = refused("predict", tuned, tmp_path / name, "--out", tmp_path / "out.jsonl")
+    assert message in sentence
+    assert (tmp_path / "out.jsonl").read_text() == "before\n"
+    assert {p.name for p in tmp_path.iterdir()} == {name, "out.jsonl"}
+
+
+def test_other_mistakes(refused, tuned, model_folder, tmp_path):
+    (tmp_path / "x.txt").write_text("the old bread\n")
+    assert "no file" in refused("predict", tuned, tmp_path / "none.txt")
+    assert "not a fine-tuned model" in refused("predict", model_folder, tmp_path / "x.txt")
+    assert "There is no model at" in refused("predict", tmp_path / "none", tmp_path / "x.txt")
+
+
+def test_the_folder_of_the_output_is_made_or_asked_for(electra, tuned, tmp_path):
+    (tmp_path / "x.txt").write_text("the old bread\n")
+    out = tmp_path / "no" / "y.jsonl"
+    code, _, err = electra("predict", tuned, tmp_path / "x.txt", "--out", out)
+    assert (code == 0 and out.is_file()) or (code == 2 and str(out.parent) in err)
+
+
+def test_an_output_that_cannot_be_a_file(refused, tuned, tmp_path):
+    (tmp_path / "x.txt").write_text("the old bread\n")
+    for out in (tmp_path, tmp_path / "x.txt" / "y.jsonl"):
+        assert str(out.parent) in refused("predict", tuned, tmp_path / "x.txt", "--out", out)
+
+
+def test_a_pair_is_not_found_in_lines(refused, model, tmp_path):
+    (tmp_path / "x.txt").write_text("the old bread\n")
+    for kind in ("pair", "choice"):
+        assert "wants two texts" in refused("predict", model(kind), tmp_path / "x.txt")
+
+
+def test_the_card_of_these_tests_is_one_that_finetune_writes(tuned):
+    assert read_card(tuned / "model").columns == CARDS["classify"].columns

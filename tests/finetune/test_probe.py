@@ -1,0 +1,192 @@
+"""`electra probe`: scores against a slow reference, one sentence at a time and without padding."""
+
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from electra.errors import UserError
+from electra.finetune import probe as room
+from electra.finetune.probe import probe, score_rows
+from electra.hub.folders import export, load_discriminator, load_generator
+from electra.models.electra import GeneratorConfig, build_pair
+from electra.models.encoder import EncoderConfig
+from electra.tasks.blimp import Pair
+from electra.text.tokenizer import load_tokenizer, load_vocabulary, save_tokenizer
+
+CPU = torch.device("cpu")
+WORDS = ("old", "young", "farmer", "sailor", "plough", "dig", "the", "harbour", "oven", "bread")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory, tokenizer_folder):
+    """A folder with both networks, random weights."""
+    tokenizer = load_tokenizer(tokenizer_folder)
+    torch.manual_seed(0)
+    model = EncoderConfig(
+        layers=2,
+        hidden=32,
+        heads=2,
+        embedding=16,
+        positions=40,
+        vocab_size=tokenizer.get_vocab_size(),
+        init_std=0.2,
+    )
+    folder = tmp_path_factory.mktemp("probe")
+    for network in build_pair(model, GeneratorConfig(width=0.5)):
+        name = type(network).__name__.lower()
+        for p in network.parameters():
+            p.data += 0.1 * torch.randn_like(p)
+        export(network, folder / name, 0)
+        save_tokenizer(tokenizer, folder / name, max_length=40)
+    return folder
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(1, 14))) for _ in range(count)]
+
+
+def pairs(count: int = 30) -> list[Pair]:
+    made = zip(sentences(count), sentences(count, seed=1), strict=True)
+    return [
+        Pair(phenomenon=("agreement", "binding", "npi")[n % 3], paradigm="x", good=a, bad=b)
+        for n, (a, b) in enumerate(made)
+    ]
+
+
+def ids_of(folder, text: str) -> list[int]:
+    tokenizer, vocab = load_tokenizer(folder), load_vocabulary(folder)
+    return [vocab.cls, *tokenizer.encode(text, add_special_tokens=False).ids, vocab.sep]
+
+
+@torch.no_grad()
+def slow(folder, network: str, text: str) -> float:
+    """One sentence, token by token."""
+    ids, total = ids_of(folder, text), 0.0
+    if network == "discriminator":
+        row = torch.tensor([ids])
+        logits = load_discriminator(folder)(row, torch.zeros_like(row))[0].tolist()
+        return sum(math.log(1 - 1 / (1 + math.exp(-logit))) for logit in logits[1:-1])
+    generator, mask = load_generator(folder), load_vocabulary(folder).mask
+    for place in range(1, len(ids) - 1):
+        row = torch.tensor([[*ids[:place], mask, *ids[place + 1 :]]])
+        logits = generator(row, torch.zeros_like(row), None, torch.tensor([[place]]))[0, 0]
+        total += logits.log_softmax(-1)[ids[place]].item()
+    return total
+
+
+@pytest.mark.parametrize("network", ["discriminator", "generator"])
+@pytest.mark.parametrize("tokens", [32768, 64])
+def test_scores_are_those_of_one_sentence_at_a_time(network, tokens, both, monkeypatch):
+    monkeypatch.setattr(room, "TOKENS", tokens)
+    folder, texts = both / network, sentences(20)
+    load = load_discriminator if network == "discriminator" else load_generator
+    rows = [np.array(ids_of(folder, text)) for text in texts]
+    told = []
+    found = score_rows(
+        load(folder), rows, load_vocabulary(folder), CPU, lambda *counts: told.append(counts)
+    )
+    assert found.tolist() == pytest.approx([slow(folder, network, t) for t in texts], abs=1e-3)
+    assert told[-1] == (20, 20)
+    assert (len(told) > 1) == (tokens == 64)
+
+
+@pytest.mark.parametrize("network", ["discriminator", "generator"])
+def test_accuracy_per_phenomenon(network, both):
+    examples = pairs()
+    found = probe(str(both), examples, network, device="cpu")
+    assert [p.phenomenon for p in found] == ["agreement", "binding", "npi"]
+    for each in found:
+        ours = [p for p in examples if p.phenomenon == each.phenomenon]
+        right = [
+            slow(both / network, network, p.good) > slow(both / network, network, p.bad)
+            for p in ours
+        ]
+        assert each.pairs == len(ours) == 10
+        assert each.accuracy == pytest.approx(sum(right) / 10)
+
+
+def test_turned_round_the_accuracy_is_the_rest(both):
+    examples = pairs()
+    turned = [
+        Pair(phenomenon=p.phenomenon, paradigm=p.paradigm, good=p.bad, bad=p.good) for p in examples
+    ]
+    for one, two in zip(
+        probe(str(both), examples, "discriminator", device="cpu"),
+        probe(str(both), turned, "discriminator", device="cpu"),
+        strict=True,
+    ):
+        assert one.accuracy + two.accuracy == pytest.approx(1)
+
+
+def test_equal_scores_count_half(both):
+    same = [Pair(phenomenon="x", paradigm="x", good=t, bad=t) for t in sentences(6)]
+    for network in ("discriminator", "generator"):
+        (found,) = probe(str(both), same, network, device="cpu")
+        assert found.accuracy == 0.5
+        (first, *_) = probe(str(both), [*pairs(3)[:1], *same], network, device="cpu")
+        assert first.accuracy in (0.0, 1.0)
+
+
+def test_a_sentence_that_does_not_fit_is_refused(both):
+    long = Pair(phenomenon="x", paradigm="x", good="dig", bad=" ".join(["dig"] * 39))
+    with pytest.raises(UserError, match="longer than the 40 tokens"):
+        probe(str(both), [long], "discriminator", device="cpu")
+
+
+@pytest.fixture
+def blimp(tmp_path):
+    """A folder with BLiMP's files."""
+    folder = tmp_path / "blimp"
+    folder.mkdir()
+    for name in ("agreement", "binding", "npi"):
+        lines = [
+            json.dumps(
+                {
+                    "sentence_good": p.good,
+                    "sentence_bad": p.bad,
+                    "linguistics_term": name,
+                    "UID": f"{name}_1",
+                }
+            )
+            for p in pairs()
+            if p.phenomenon == name
+        ]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_the_command(electra, both, blimp):
+    code, out, _ = electra("probe", both, "--data", blimp, "--network", "both", "--json")
+    assert code == 0
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [(r["network"], r["phenomenon"]) for r in lines] == [
+        (network, name)
+        for network in ("discriminator", "generator")
+        for name in ("agreement", "binding", "npi", "all")
+    ]
+    for network in ("discriminator", "generator"):
+        wanted = [p.accuracy for p in probe(str(both), pairs(), network)]
+        found = [r["accuracy"] for r in lines if r["network"] == network]
+        assert found == [*wanted, pytest.approx(sum(wanted) / 3)]  # of ten pairs each
+    code, out, _ = electra("probe", both, "--data", blimp, "--network", "both")
+    assert code == 0
+    rows = [line for line in out.splitlines() if "%" in line and "Guessing" not in line]
+    for row, first, second in zip(rows, lines[:4], lines[4:], strict=True):
+        shares = [f"{each['accuracy']:.1%}" for each in (first, second)]
+        wanted = [first["phenomenon"], str(first["pairs"]), *shares]
+        assert row.replace("│", " ").split() == wanted
+
+
+def test_mistakes(refused, both, blimp, tuned, tmp_path):
+    command = ("probe", both, "--data", blimp)
+    assert "discriminator, generator or both" in refused(*command, "--network", "encoder")
+    assert "There is no folder" in refused("probe", both, "--data", tmp_path / "none")
+    assert "not the weights of a discriminator" in refused("probe", tuned, "--data", blimp)
+    folder = both / "discriminator"
+    sentence = refused("probe", folder, "--data", blimp, "--network", "generator")
+    assert "not the weights of a generator" in sentence

@@ -1,0 +1,423 @@
+"""`finetune`: a line per seed, nothing lost in a crash, nothing mixed up, the best model kept."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from electra.errors import UserError
+from electra.finetune import run as room
+from electra.finetune.judge import failed, labelled, score
+from electra.finetune.predict import predict
+from electra.finetune.results import add_result, read_results, summary
+from electra.finetune.run import finetune
+from electra.hub.heads import TaskCard, load_task_model
+from electra.tasks.examples import Answer, Question, Tagged, Task
+from electra.tasks.load import load_task
+
+# One step: the results differ from seed to seed, and nobody waits for them.
+ONE_STEP = {"epochs": 0.1, "batch": 24, "warmup": 0.0}
+
+
+@pytest.fixture
+def start(model_folder, reviews, quick, tmp_path, console):
+    """Fine-tune on the reviews: `start([0, 1], epochs=2)`."""
+
+    def begin(seeds, out: str = "out", model=model_folder, data=reviews, **settings):
+        task = load_task("classify", data)
+        config = replace(quick, **(settings or ONE_STEP))
+        return finetune(str(model), task, tmp_path / out, seeds, config, console)
+
+    return begin
+
+
+@pytest.fixture
+def fitted(monkeypatch):
+    """The seeds that are really trained, group by group."""
+    groups: list[list[int]] = []
+    real = room.fit
+
+    def watched(networks, features, kind, config, seeds, **more):
+        groups.append(list(seeds))
+        return real(networks, features, kind, config, seeds, **more)
+
+    monkeypatch.setattr(room, "fit", watched)
+    return groups
+
+
+def read_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file but the note of who is at work."""
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name != "process"
+    }
+
+
+def test_what_is_left(tuned, reviews):
+    results = read_lines(tuned / "results.jsonl")
+    assert [r["seed"] for r in results] == [0, 1]
+    for result in results:
+        assert result["task"] == reviews.name
+        assert result["metric"] == "accuracy"
+        assert result["score"] == result["accuracy"] > 0.95  # it has learned
+        assert {"matthews", "f1"} <= result.keys()
+        assert result["failed"] is False
+        assert result["settings"]["lr"] == 3e-3
+        assert result["settings"]["length"] == 64  # what counts, not the 0 of the default
+        assert not {"device", "at_once", "precision"} & result["settings"].keys()
+        assert result["seconds"] >= result["training_seconds"] > 0
+        assert "cpu" in result["hardware"]
+        assert len(result["model_sha256"]) == 64
+    dev = load_task("classify", reviews).splits["dev"]
+    for seed in (0, 1):
+        lines = read_lines(tuned / "predictions" / f"seed-{seed}" / "dev.jsonl")
+        assert [line["id"] for line in lines] == [e.id for e in dev]
+        right = [r["label"] == ("bread", "cargo")[e.label] for r, e in zip(lines, dev, strict=True)]
+        assert sum(right) / len(right) == results[seed]["score"]
+        assert all(sum(r["probabilities"].values()) == pytest.approx(1) for r in lines)
+    assert {p.name for p in tuned.iterdir()} == {"results.jsonl", "predictions", "model", "process"}
+
+
+def test_seeds_that_are_done_are_not_trained_again(start, fitted, tmp_path, console):
+    start([0, 1])
+    assert fitted == [[0], [1]]
+    before = contents(tmp_path / "out")
+    again = start([0, 1])
+    assert fitted == [[0], [1]]
+    assert [r["seed"] for r in again] == [0, 1]
+    assert contents(tmp_path / "out") == before
+    assert "done before, and kept: seed 0, 1" in console.file.getvalue()
+    more = start([0, 5])  # what is returned is what was asked for
+    assert fitted == [[0], [1], [5]]
+    assert [r["seed"] for r in more] == [0, 5]
+    assert [r["seed"] for r in read_results(tmp_path / "out")] == [0, 1, 5]
+
+
+@pytest.mark.parametrize(("at_once", "groups"), [(0, [[4], [0], [2]]), (2, [[4, 0], [2]])])
+def test_seeds_in_groups(start, fitted, at_once, groups):
+    results = start([4, 0, 2], at_once=at_once, **ONE_STEP)
+    assert fitted == groups
+    assert [r["together"] for r in results] == [len(group) for group in groups for _ in group]
+
+
+def test_how_many_at_once_does_not_change_the_results(start, tmp_path):
+    start([0, 1, 2], "alone", epochs=0.5)
+    start([0, 1, 2], "together", epochs=0.5, at_once=3)
+    for seed in range(3):
+        place = f"predictions/seed-{seed}/dev.jsonl"
+        alone, together = (read_lines(tmp_path / out / place) for out in ("alone", "together"))
+        for one, two in zip(alone, together, strict=True):
+            assert two["probabilities"] == pytest.approx(one["probabilities"], abs=1e-3)
+
+
+def test_results_of_other_hardware_settings_stand_side_by_side(start, fitted):
+    start([0])
+    start([0, 1], at_once=2, precision="fp32", **ONE_STEP)
+    assert fitted == [[0], [1]]
+
+
+@pytest.mark.parametrize("place", ["fit", "add_result", "write_whole", "save_tokenizer"])
+def test_a_crash_keeps_what_was_done_and_the_same_command_ends_it(
+    place, start, tmp_path, monkeypatch
+):
+    # Each seed is better than the one before, so that each saves its model
+    monkeypatch.setattr(room.Trial, "judged", fake_judgement({0: 0.3, 1: 0.4, 2: 0.5}))
+    straight = start([0, 1, 2], "straight")
+    real, calls = getattr(room, place), []
+
+    def breaks(*given, **more):
+        calls.append(1)
+        if len(calls) == 2:  # the second seed's
+            raise MemoryError("the power is gone")
+        return real(*given, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(room, place, breaks)
+        with pytest.raises(MemoryError):
+            start([0, 1, 2])
+    out = tmp_path / "out"
+    assert [r["seed"] for r in read_results(out)] == [0]
+    load_task_model(out / "model")  # whole
+    results = start([0, 1, 2])
+    assert [(r["seed"], r["score"]) for r in results] == [(r["seed"], r["score"]) for r in straight]
+    wanted = contents(tmp_path / "straight")
+    found = contents(out)
+    assert found.keys() == wanted.keys()  # nothing half-written is left behind
+    del wanted["results.jsonl"]  # it has times
+    assert all(found[name] == data for name, data in wanted.items())
+
+
+@pytest.mark.parametrize("task", ["reviews", "kritiken-übel"])
+def test_a_torn_last_line_is_passed_over(task, start, tmp_path, fitted):
+    """Wherever the line breaks off, be it within a letter of two bytes."""
+    start([0])
+    path = tmp_path / "out" / "results.jsonl"
+    whole = path.read_bytes()
+    line = json.dumps({"task": task}, ensure_ascii=False).encode()
+    cut = line.index("ü".encode()) + 1 if "ü" in task else len(line) - 1
+    path.write_bytes(whole + line[:cut])
+    results = start([0, 1])
+    assert [r["seed"] for r in results] == [0, 1]
+    assert fitted == [[0], [1]]
+    assert path.read_bytes().startswith(whole)
+    assert [r["seed"] for r in read_results(tmp_path / "out")] == [0, 1]
+
+
+def test_a_line_follows_a_torn_one(tmp_path):
+    add_result(tmp_path, {"seed": 0})
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"seed": 1, "sc')
+    add_result(tmp_path, {"seed": 2})
+    assert read_results(tmp_path) == [{"seed": 0}, {"seed": 2}]
+
+
+def changed_model(model_folder, folder: Path) -> Path:
+    shutil.copytree(model_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    name = "electra.encoder.layer.1.output.LayerNorm.weight"
+    # A last layer that says the same of everything, so that nothing can be told apart
+    save_file(weights | {name: 0 * weights[name]}, folder / "model.safetensors")
+    return folder
+
+
+def test_other_settings_models_and_data_are_refused(start, model_folder, reviews, tmp_path):
+    start([0])
+    before = contents(tmp_path / "out")
+    with pytest.raises(UserError, match=r"results with lr=0\.003, not 0\.001: choose another"):
+        start([0, 1], lr=1e-3, **ONE_STEP)
+    with pytest.raises(UserError, match="results with head=paper, not transformers"):
+        start([0], head="transformers", **ONE_STEP)
+    with pytest.raises(UserError, match="results of another model"):
+        start([0, 1], model=changed_model(model_folder, tmp_path / "model"))
+    other = tmp_path / reviews.name
+    shutil.copytree(reviews, other)
+    text = (other / "train.csv").read_text()
+    (other / "train.csv").write_text(text.replace(",bread", ",cargo", 1))
+    with pytest.raises(UserError, match="results of another data"):
+        start([0, 1], data=other)
+    other.rename(tmp_path / "named")
+    with pytest.raises(UserError, match="results of another task"):
+        start([0, 1], data=tmp_path / "named")
+    assert contents(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_the_model_is_the_one_of_the_best_seed(at_once, start, monkeypatch, reviews, tmp_path):
+    """By what dev says, whatever the order: the middle one of three here."""
+    monkeypatch.setattr(room.Trial, "judged", fake_judgement({7: 0.3, 8: 0.9, 9: 0.5}))
+    monkeypatch.setattr(room, "failed", lambda *_: False)  # such a seed would be kept last
+    start([7, 8, 9], at_once=at_once, **ONE_STEP)
+    found = list(predict(str(tmp_path / "out"), reviews / "dev.csv", device="cpu"))
+    for seed in (7, 8, 9):
+        lines = read_lines(tmp_path / "out" / "predictions" / f"seed-{seed}" / "dev.jsonl")
+        near = all(
+            one["probabilities"] == pytest.approx(two["probabilities"], abs=1e-5)
+            for one, two in zip(found, lines, strict=True)
+        )
+        assert near == (seed == 8)
+
+
+def test_a_better_seed_of_a_later_call_takes_its_place(start, monkeypatch, tmp_path):
+    scores = {0: 0.5, 1: 0.4, 2: 0.6}
+    monkeypatch.setattr(room.Trial, "judged", fake_judgement(scores))
+    weights = {}
+    for seed in scores:
+        start([seed])
+        weights[seed] = (tmp_path / "out" / "model" / "model.safetensors").read_bytes()
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_a_seed_that_learned_is_kept_before_one_that_did_not(start, monkeypatch, tmp_path):
+    """With most of dev in one class, one answer for all may score higher."""
+    judged = fake_judgement({0: 0.9, 1: 0.5, 2: 0.95}, failed=(0, 2))
+    monkeypatch.setattr(room.Trial, "judged", judged)
+    weights = {}
+    for seed in (0, 1, 2):
+        start([seed])
+        weights[seed] = (tmp_path / "out" / "model" / "model.safetensors").read_bytes()
+    assert weights[0] != weights[1] == weights[2]
+
+
+def fake_judgement(scores, failed=()):
+    real = room.Trial.judged
+
+    def judged(self, seed, records):
+        return real(self, seed, records) | {"score": scores[seed], "failed": seed in failed}
+
+    return judged
+
+
+def test_the_models_predictions_give_the_score(tuned, reviews):
+    best = max(r["score"] for r in read_results(tuned))
+    found = [r["label"] for r in predict(str(tuned), reviews / "dev.csv", device="cpu")]
+    gold = [line.rpartition(",")[2] for line in (reviews / "dev.csv").read_text().splitlines()[1:]]
+    assert np.mean([f == g for f, g in zip(found, gold, strict=True)]) == pytest.approx(best)
+
+
+def test_a_stuck_seed_is_flagged_and_counted(start, model_folder, tmp_path):
+    same = changed_model(model_folder, tmp_path / "same")
+    results = start([0, 1], model=same, lr=1e-9, epochs=0.1)
+    assert [r["failed"] for r in results] == [True, True]
+    assert [r["matthews"] for r in results] == [0.0, 0.0]
+    found = summary([*results, results[0] | {"seed": 2, "score": 1.0, "failed": False}])
+    assert found["failed"] == [0, 1]
+    assert found["seeds"] == 3
+    assert found["lowest"] == min(r["score"] for r in results)
+    assert len(read_results(tmp_path / "out")) == 2
+
+
+def test_a_seed_that_went_to_infinity_is_flagged(start, tmp_path):
+    (result,) = start([0], lr=1e30, epochs=0.5)
+    assert result["failed"] is True
+
+
+def test_what_is_written_is_json_for_everybody(start, tmp_path):
+    """NaN and Infinity are no JSON, though Python reads them."""
+    start([0], lr=1e30, epochs=0.5)
+    for path in (tmp_path / "out").rglob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            json.loads(line, parse_constant=pytest.fail)
+
+
+def qa(impossible: bool, number: int) -> Question:
+    answers = () if impossible else (Answer(text="bread", start=0),)
+    return Question(
+        id=str(number),
+        question="what",
+        context="bread and cargo",
+        answers=answers,
+        impossible=impossible,
+    )
+
+
+def test_a_seed_that_never_answers_is_flagged():
+    """Half of the questions have no answer, so that 'no answer' is right half of the time."""
+    questions = [qa(number % 2 == 0, number) for number in range(6)]
+    task = Task(name="squad2", kind="qa", metric="f1", splits={"train": questions})
+    card = TaskCard(name="squad2", kind="qa", maybe_none=True)
+    records = [{"id": q.id, "answer": "cargo", "null": 9.0} for q in questions]
+    metrics = score(task, card, questions, records)
+    assert metrics["f1"] == 0.5
+    assert failed(task, records, metrics)
+
+
+def test_questions_of_other_splits_may_have_the_same_ids():
+    """In tables of your own an id is the number of a line."""
+    dev = [qa(number % 2 == 0, number) for number in range(6)]
+    hidden = [replace(qa(False, number), answers=()) for number in range(6)]
+    task = Task(name="qa", kind="qa", metric="f1", splits={"dev": dev, "test": hidden})
+    card = TaskCard(name="qa", kind="qa", maybe_none=True)
+    records = [{"id": q.id, "answer": "cargo", "null": 9.0} for q in dev]
+    assert failed(task, records, score(task, card, dev, records))
+
+
+def test_a_seed_with_one_tag_for_all_words_is_flagged():
+    examples = [Tagged(id=str(i), words=("a", "b"), tags=("NOUN", "VERB")) for i in range(4)]
+    task = Task(name="pos", kind="tag", labels=("NOUN", "VERB"), splits={"dev": examples})
+    card = TaskCard(name="pos", kind="tag", labels=["NOUN", "VERB"])
+    records = [{"id": e.id, "tags": ["NOUN", "NOUN"]} for e in examples]
+    metrics = score(task, card, examples, records)
+    assert metrics["accuracy"] == 0.5
+    assert failed(task, records, metrics)
+    records[0]["tags"] = ["NOUN", "VERB"]
+    assert not failed(task, records, score(task, card, examples, records))
+
+
+def test_a_hidden_test_split_is_predicted_and_not_scored(start, reviews, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(reviews, data)
+    (data / "test.csv").write_text("id,text\nx1,the old bread\nx2,cargo dig\nx3,farmer\n")
+    (result,) = start([0], data=data)
+    assert not [name for name in result if name.startswith("test")]
+    lines = read_lines(tmp_path / "out" / "predictions" / "seed-0" / "test.jsonl")
+    assert [line["id"] for line in lines] == ["x1", "x2", "x3"]
+    (data / "test.csv").write_text("text,label\nthe old bread,bread\ncargo dig,\n")
+    (result,) = start([0], "half", data=data)  # one label is missing: no score of some rows only
+    assert not [name for name in result if name.startswith("test")]
+
+
+def test_a_labelled_test_split_is_scored_beside_dev(start, reviews, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(reviews, data)
+    shutil.copy(reviews / "dev.csv", data / "test.csv")
+    with (data / "test.csv").open("a") as file:
+        file.write("the old bread,bread\nthe old bread,cargo\n")
+    (result,) = start([0], data=data, epochs=5)
+    assert result["score"] == result["accuracy"]
+    wanted = (60 * result["accuracy"] + 1) / 62  # one of the two is wrong, whatever it says
+    assert result["test_accuracy"] == pytest.approx(wanted)
+    assert {"test_matthews", "test_f1"} <= result.keys()
+
+
+def test_what_can_be_scored():
+    assert labelled("qa", [qa(True, 0), qa(False, 1)])
+    assert not labelled("qa", [replace(qa(False, 0), answers=())])
+    assert not labelled("tag", [Tagged(id="0", words=("a",))])
+
+
+def test_two_processes_in_one_folder(start, tmp_path):
+    out = tmp_path / "out"
+    code = (
+        "import sys, pathlib; from electra.train.folder import run_folder\n"
+        "with run_folder(pathlib.Path(sys.argv[1])): print('in', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout.readline() == b"in\n"
+        with pytest.raises(UserError, match=f"in use by process {other.pid}"):
+            start([0])
+        other.communicate()
+    assert len(start([0])) == 1  # and when it has gone, the folder is free
+
+
+def test_values_that_are_all_the_same_leave_nothing_behind(model_folder, quick, tmp_path, console):
+    path = tmp_path / "same.csv"
+    rows = [f"{word} dig,2.5" for word in ("old", "young", "tired", "proud", "clever", "quiet") * 4]
+    path.write_text("\n".join(["text,score", *rows]) + "\n")
+    with pytest.raises(UserError, match=r"All values to learn are 2\.5"):
+        finetune(
+            str(model_folder), load_task("regress", path), tmp_path / "out", [0], quick, console
+        )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("head", ["paper", "transformers"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_questions_are_learned(head, precision, model_folder, quick, tmp_path, console):
+    """'where is bread': the word behind 'bread' is the answer; some contexts have none."""
+    rng = random.Random(0)
+    names = ("old", "young", "tired", "proud", "clever", "quiet")
+    for split, count in (("train", 60), ("dev", 20)):
+        lines = []
+        for number in range(count):
+            words = [rng.choice(("farmer", "sailor", "baker")) for _ in range(6)]
+            answer = rng.choice(names) if number % 4 else ""
+            if answer:
+                place = rng.randrange(6)
+                words[place : place + 1] = ["bread", answer]
+            record = {"question": "the", "context": " ".join(words), "answer": answer}
+            lines.append(json.dumps(record))
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    task = load_task("qa", tmp_path)
+    config = replace(quick, head=head, epochs=2, beam=4, precision=precision, at_once=2)
+    results = finetune(str(model_folder), task, tmp_path / "out", [0, 1], config, console)
+    for result in results:
+        assert {"f1", "exact_match", "best_f1", "best_f1_threshold"} <= result.keys()
+        assert result["score"] == result["f1"]
+    _, card = load_task_model(tmp_path / "out" / "model")
+    best = max(results, key=lambda r: r["score"])
+    assert card.maybe_none
+    assert card.null_threshold == best["best_f1_threshold"]
