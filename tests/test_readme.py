@@ -16,7 +16,8 @@ def test_the_commands_of_the_readme(corpus, tmp_path):
     block = re.search(r"<!-- tested -->\n```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert block is not None
     (tmp_path / "my-text.txt").write_text(corpus.read_text() * 3)
-    labelled = [f"the {who} is {how},{how}" for who in ("cat", "dog", "hen") for how in ("in", "out")]
+    who, how = ("cat", "dog", "hen"), ("in", "out")
+    labelled = [f"the {one} is {other},{other}" for one in who for other in how]
     (tmp_path / "my-labels.csv").write_text("\n".join(["text,label", *labelled * 8]) + "\n")
     lines = [line for line in block[1].splitlines() if line.strip()]
     assert len(lines) >= 6
@@ -49,7 +50,7 @@ def test_excerpts_are_the_code(page):
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))],
+    ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))],
 )
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", (ROOT / page).read_text()):

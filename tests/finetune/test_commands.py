@@ -55,7 +55,7 @@ def test_columns_by_name(electra, model_folder, tmp_path):
 
 
 def test_a_stuck_seed_is_named(electra, model_folder, reviews, tmp_path, monkeypatch):
-    monkeypatch.setattr("electra.finetune.run.failed", lambda *given: True)
+    monkeypatch.setattr("electra.finetune.trial.failed", lambda *given: True)
     command = ("finetune", model_folder, "classify", *QUICK, "--data", reviews)
     code, shown, err = electra(*command, "--out", tmp_path / "out", "--seeds", "3,5")
     assert code == 0, err

@@ -13,9 +13,10 @@ from rich.console import Console
 from electra.errors import UserError
 from electra.finetune.fit import fit, layer_groups
 from electra.finetune.infer import infer
-from electra.finetune.run import finetune, unscale_
+from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig, resolve
 from electra.finetune.stack import Noise, stack, unstack_
+from electra.finetune.trial import unscale_
 from electra.models.encoder import Encoder, EncoderConfig
 from electra.models.heads import TaskModel, build_head
 from electra.tasks.examples import IGNORED, Task

@@ -145,7 +145,7 @@ def test_the_best_seed_is_the_one_that_is_submitted(tmp_path):
         folder.mkdir(parents=True)
         lines = [json.dumps({"id": "x", "label": label}) + "\n" for label in said[seed]]
         (folder / "test.jsonl").write_text("".join(lines))
-        add_result(tmp_path / "cola", {"seed": seed, "score": score})
+        add_result(tmp_path / "cola", {"seed": seed, "score": score, "failed": False})
     task = Task(name="cola", kind="classify", labels=("0", "1"), splits={"dev": [], "test": []})
     assert room.test_predictions({"cola": task}, tmp_path)["cola"].tolist() == [1, 0, 1]
 
@@ -155,7 +155,7 @@ def test_the_command_goes_on_and_prints_the_table(
 ):
     out, rows, _ = done
     trained = []
-    monkeypatch.setattr("electra.finetune.run.fit", lambda *given, **more: trained.append(1))
+    monkeypatch.setattr("electra.finetune.trial.fit", lambda *given, **more: trained.append(1))
     command = ("glue", model_folder, *QUICK, "--data", data, "--out", out, "--seeds", 2)
     code, shown, err = electra(*command)
     assert code == 0, err

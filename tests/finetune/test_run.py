@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from electra.errors import UserError
-from electra.finetune import run as room
+from electra.finetune import trial as room
 from electra.finetune.judge import failed, labelled, score
 from electra.finetune.predict import predict
 from electra.finetune.results import add_result, read_results, summary

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from electra.errors import UserError, require
 from electra.finetune.judge import plain_answers
-from electra.finetune.results import Result, read_results, summary
+from electra.finetune.results import Result, rank, read_results, summary
 from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig
 from electra.tasks.examples import Task
@@ -59,7 +59,7 @@ def run_glue(
     tasks = {name: load_glue(name, data) for name in names}
     for task in tasks.values():
         for warning in task.warnings:
-            console.print(f"warning: {warning}", highlight=False, style="yellow")
+            console.print(f"warning: {warning}", highlight=False, markup=False, style="yellow")
     rows = []
     for name, task in tasks.items():
         start = model
@@ -67,14 +67,15 @@ def run_glue(
             start = str(out / "mnli" / "model")
         results = finetune(start, task, out / name, seeds, config, console)
         rows.append(summary(results) | others(name, results))
-        console.print(line(rows[-1]), highlight=False)
+        console.print(line(rows[-1]), highlight=False, markup=False)
     write_results(out, names)
     whole = {"tasks": rows, "average": average(rows)}
     write_whole(out / "summary.json", json.dumps(whole, indent=2).encode() + b"\n")
     write_whole(out / "table.md", markdown(rows).encode())
     tests = test_predictions(tasks, out)
     if tests:
-        console.print(f"For GLUE's server: {write_submission(out / 'submission', tests)}")
+        path = write_submission(out / "submission", tests)
+        console.print(f"For GLUE's server: {path}", highlight=False, markup=False, soft_wrap=True)
     return rows
 
 
@@ -180,7 +181,7 @@ def test_predictions(tasks: Mapping[str, Task], out: Path) -> dict[str, Any]:
     """What the best seed of each task says about the test splits."""
     found: dict[str, Any] = {}
     for name, task in tasks.items():
-        best = max(read_results(out / name), key=lambda r: float(r["score"]))
+        best = max(read_results(out / name), key=rank)
         folder = out / name / "predictions" / f"seed-{best['seed']}"
         for split in task.splits:
             test = name if split == "test" else TESTS.get((name, split))
