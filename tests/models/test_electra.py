@@ -15,7 +15,8 @@ from electra.models.electra import (
 from electra.models.encoder import Encoder, EncoderConfig
 from electra.models.flops import step_flops
 from electra.objectives.batch import unpack
-from electra.objectives.rtd import ReplacedTokenDetection, RtdConfig, totals_of
+from electra.objectives.rtd import ReplacedTokenDetection, totals_of
+from electra.objectives.settings import ObjectiveConfig
 from electra.recipes import recipe
 
 SMALL = EncoderConfig(layers=2, hidden=64, embedding=48, vocab_size=100)
@@ -135,7 +136,7 @@ def test_flops_agree_with_torch():
 
     generator, discriminator = build_pair(SMALL, GeneratorConfig(width=0.5))
     objective = ReplacedTokenDetection(
-        RtdConfig(), generator, discriminator, mask_id=4, special=(0, 1, 2, 3, 4)
+        ObjectiveConfig(), generator, discriminator, mask_id=4, special=(0, 1, 2, 3, 4)
     )
     rows = torch.randint(5, 100, (2, 130))
     rows[:, -2:] = 128

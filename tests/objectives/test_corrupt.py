@@ -74,6 +74,7 @@ def test_slots_are_those_of_the_original():
 
 
 def test_85_percent_are_shown_as_mask():
+    torch.manual_seed(0)
     ids = torch.randint(5, 50, (2000, 128))
     real = torch.ones_like(ids, dtype=torch.bool)
     m = mask_tokens(ids, real, MASKABLE, MASK, rate=0.15)
@@ -83,6 +84,7 @@ def test_85_percent_are_shown_as_mask():
 
 
 def test_each_position_is_as_likely_and_draws_differ_between_rows_and_calls():
+    torch.manual_seed(0)
     candidates = torch.ones(4000, 20, dtype=torch.bool)
     candidates[:, 0] = False
     first = choose_positions(candidates, 3, "distinct")
@@ -94,6 +96,7 @@ def test_each_position_is_as_likely_and_draws_differ_between_rows_and_calls():
 
 
 def test_with_replacement_masks_fewer_tokens():
+    torch.manual_seed(0)
     candidates = torch.ones(2000, 128, dtype=torch.bool)
     drawn = choose_positions(candidates, 19, "repeated")
     distinct = sum(len(set(row)) for row in drawn.tolist()) / 2000

@@ -9,7 +9,8 @@ from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
 from electra.objectives.batch import Batch, unpack
 from electra.objectives.corrupt import Masked
-from electra.objectives.rtd import SUMS, ReplacedTokenDetection, RtdConfig, summarise, totals_of
+from electra.objectives.rtd import SUMS, ReplacedTokenDetection, summarise, totals_of
+from electra.objectives.settings import ObjectiveConfig
 
 VOCAB = 60
 SPECIAL = (0, 2, 3, 4)  # [PAD] [CLS] [SEP] [MASK]; 1 is [UNK]
@@ -23,7 +24,7 @@ def build(share="embeddings", absent=(), **settings) -> ReplacedTokenDetection:
     width = 1.0 if share == "all" else 0.5
     generator, discriminator = build_pair(model, GeneratorConfig(width=width, share=share), absent)
     return ReplacedTokenDetection(
-        RtdConfig(**settings), generator, discriminator, mask_id=4, special=SPECIAL
+        ObjectiveConfig(**settings), generator, discriminator, mask_id=4, special=SPECIAL
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from electra.errors import UserError
+from electra.objectives.rtd import ReplacedTokenDetection
 from electra.text.tokenizer import load_vocabulary
 from electra.train import checkpoint, loop, pretrain
 from electra.train.data import open_data, rows_at
@@ -118,7 +119,7 @@ def test_too_little_memory_is_told_at_the_start(error, tiny, tmp_path, console, 
     def forward(*_):
         raise error
 
-    monkeypatch.setattr(loop.ReplacedTokenDetection, "forward", forward)
+    monkeypatch.setattr(ReplacedTokenDetection, "forward", forward)
     with pytest.raises(UserError, match=r"batch of 8 rows does not fit.*train\.accumulate=2"):
         start(tiny, tmp_path / "run", console)
     assert not (tmp_path / "run").exists()  # so that the advice can be followed
@@ -128,7 +129,7 @@ def test_other_failures_of_the_dry_run_are_not_hidden(tiny, tmp_path, console, m
     def forward(*_):
         raise RuntimeError("shapes cannot be multiplied")
 
-    monkeypatch.setattr(loop.ReplacedTokenDetection, "forward", forward)
+    monkeypatch.setattr(ReplacedTokenDetection, "forward", forward)
     with pytest.raises(RuntimeError, match="shapes"):
         start(tiny, tmp_path / "run", console)
 
@@ -137,7 +138,7 @@ def test_the_advice_for_memory_divides_the_batch(tiny, with_train, tmp_path, con
     def forward(*_):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(loop.ReplacedTokenDetection, "forward", forward)
+    monkeypatch.setattr(ReplacedTokenDetection, "forward", forward)
     config = with_train(replace(tiny, data=replace(tiny.data, batch=9)), accumulate=3)
     with pytest.raises(UserError, match=r"batch of 3 rows.*train\.accumulate=9"):
         start(config, tmp_path / "run", console)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from electra.errors import UserError
-from electra.train.live import FIGURES, shown
+from electra.train.live import figures_of, shown
 from electra.train.record import Record, read_metrics
 from electra.train.report import PANELS, write_report
 
@@ -32,7 +32,8 @@ def test_the_picture_and_the_page(finished, tmp_path):
     assert base64.b64decode(image) == picture.read_bytes()
     assert not re.findall(r'(?:src|href)="(?!data:)', text)  # nothing beside it
     held_out = [line for line in read_metrics(finished) if line["kind"] == "held_out"][-1]
-    for key, label in FIGURES:
+    assert len(figures_of(held_out)) == 9
+    for key, label in figures_of(held_out):
         assert f"<td>{label}</td>" in text
         assert f"<b>{shown(key, held_out[key])}</b>" in text
     assert "20 steps · 5.1 k tokens" in text

@@ -10,7 +10,8 @@ from sklearn.metrics import accuracy_score, precision_score, recall_score, roc_a
 
 from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
-from electra.objectives.rtd import ReplacedTokenDetection, RtdConfig
+from electra.objectives.rtd import ReplacedTokenDetection
+from electra.objectives.settings import ObjectiveConfig
 from electra.train.validate import auc, unigram_entropy, validate
 
 LENGTH = 24
@@ -43,7 +44,7 @@ def objective():
     model = EncoderConfig(layers=1, hidden=16, embedding=16, positions=LENGTH, vocab_size=40)
     networks = build_pair(model, GeneratorConfig(width=1.0))
     objective = ReplacedTokenDetection(
-        RtdConfig(mask_rate=0.3), *networks, mask_id=4, special=(0, 2, 3, 4)
+        ObjectiveConfig(mask_rate=0.3), *networks, mask_id=4, special=(0, 2, 3, 4)
     )
     with torch.no_grad():
         for p in objective.discriminator.parameters():

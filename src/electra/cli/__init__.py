@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from electra import __version__
-from electra.cli import text, train, tune, use
+from electra.cli import lab, text, train, tune, use
 from electra.errors import UserError
 from electra.text.files import FULL
 
@@ -25,12 +25,14 @@ app.command()(train.recipes)
 app.command()(train.pretrain)
 app.command()(train.evaluate)
 app.command()(train.report)
+app.command()(lab.flops)
 app.command()(tune.finetune)
 app.command()(tune.glue)
 app.command()(tune.predict)
 app.command()(tune.probe)
 app.command()(use.detect)
 app.command()(use.fill)
+app.command()(use.score)
 
 
 def print_version(wanted: bool) -> None:

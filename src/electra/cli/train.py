@@ -58,7 +58,7 @@ def pretrain(
     budget: Annotated[
         str | None,
         typer.Option(
-            help="How long: 25min, 2h, 1e9tokens, 10000steps. The schedule fits itself to it.",
+            help="How long: 25min, 2h, 10000steps, 1e9tokens, 1e16flops. The schedule fits itself.",
             show_default="the recipe's",
         ),
     ] = None,
@@ -115,7 +115,7 @@ def evaluate(
     from rich.text import Text
 
     from electra.train.evaluate import evaluate as measure
-    from electra.train.live import FIGURES, shown
+    from electra.train.live import figures_of, shown
 
     checkpoint, metrics = measure(run, data, rows)
     if as_json:
@@ -125,7 +125,7 @@ def evaluate(
     table = Table(title=title, title_justify="left", box=None)
     table.add_column("")
     table.add_column("", justify="right")
-    for key, label in FIGURES:
+    for key, label in figures_of(metrics):
         table.add_row(label, shown(key, metrics[key]))
     consoles()[0].print(table)
 

@@ -60,6 +60,31 @@ def fill(
             console.print(f"{guess.probability:6.1%}  {guess.token}", highlight=False, markup=False)
 
 
+def score(
+    model: Model,
+    source: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="A text file with a sentence per line.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Score sentences by the energies of an Electric model: higher is more like real text.
+
+    The model is one that was trained with  objective.kind=electric . The score is its pseudo
+    log likelihood up to a constant of each token, from a single pass.
+
+    Example:  electra score runs/electric sentences.txt
+    """
+    from electra.hub.ask import score_sentences
+    from electra.tasks.table import read_text
+
+    lines = [line.strip() for line in read_text(source).split("\n") if line.strip()]
+    for line, found in zip(lines, score_sentences(model, lines), strict=True):
+        if as_json:
+            typer.echo(json.dumps({"score": found, "text": line}, ensure_ascii=False))
+        else:
+            typer.echo(f"{found:10.3f}  {line}")
+
+
 def demo(
     out: Annotated[Path, typer.Option(help="The folder to work in.")] = Path("demo"),
     budget: Annotated[

@@ -53,7 +53,7 @@ def eval_batches(lengths: Indices, tokens: int) -> Iterator[tuple[int, Indices]]
     order = np.argsort(-lengths, kind="stable")
     begin = 0
     while begin < len(order):
-        length = padded_length(int(lengths[order[begin]]))
+        length = int(lengths[order[begin]])
         count = max(1, tokens // length)
         yield length, order[begin : begin + count]
         begin += count

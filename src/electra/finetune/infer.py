@@ -34,7 +34,7 @@ def infer(
     `tokens` is about how many are computed at once for each seed.
     """
     lengths = np.array([len(row) for row in features.ids], dtype=np.int64)
-    batches = list(eval_batches(lengths, tokens or (16384 if device.type == "cuda" else 2048)))
+    batches = list(eval_batches(lengths, tokens or (16384 if device.type == "cuda" else 1024)))
     rows = put_rows(features, pad_id, batches[0][0], device)
     found: dict[str, npt.NDArray[Any]] = {}
     parts: list[tuple[npt.NDArray[np.int64], dict[str, torch.Tensor]]] = []

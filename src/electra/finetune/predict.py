@@ -13,13 +13,15 @@ from electra.tasks.examples import Sentence, Tagged
 from electra.tasks.glue import GLUE, read_split
 from electra.tasks.spans import from_bioes
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
-from electra.train.device import Device, choose_device, choose_precision
+from electra.train.device import Device, Precision, choose_device, choose_precision
 
 CHUNK = 20_000
 """Examples that are held in memory as tokens at a time."""
 
 
-def predict(model: str, source: Path, device: Device = "auto") -> Iterator[Record]:
+def predict(
+    model: str, source: Path, device: Device = "auto", precision: Precision = "auto"
+) -> Iterator[Record]:
     """One record per text of the file."""
     folder = locate(model, "discriminator")
     network, card = load_task_model(folder)
@@ -36,7 +38,7 @@ def predict(model: str, source: Path, device: Device = "auto") -> Iterator[Recor
             card.kind,  # type: ignore[arg-type]
             pad_id=vocab.pad,
             device=place,
-            dtype=choose_precision("auto", place),
+            dtype=choose_precision(precision, place),
             beam=card.beam,
         )
         for example, record in zip(some, answers(card, features, some, found), strict=True):

@@ -1,5 +1,6 @@
-"""Ask a model: which tokens look replaced, and what belongs behind a mask."""
+"""Ask a model: which tokens look replaced, what belongs behind a mask, how likely a text is."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -7,8 +8,12 @@ from typing import Literal
 import torch
 
 from electra.errors import UserError, require
+from electra.hub.energies import has_energies
 from electra.hub.folders import load_discriminator, load_generator
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
+
+SCORED_AT_ONCE = 64
+"""Texts in a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +36,29 @@ class Guess:
     probability: float
 
 
-def locate(model: str, network: Literal["discriminator", "generator"]) -> Path:
+Network = Literal["discriminator", "generator", "encoder"]
+FOLDERS: dict[Network, tuple[str, ...]] = {
+    "discriminator": ("discriminator",),
+    "generator": ("generator", "mlm"),  # a run of masked language modelling has no other
+    "encoder": ("discriminator", "mlm"),  # the network that is kept, whatever its head
+}
+
+
+def locate(model: str, network: Network) -> Path:
     """The folder of a network: in a run, in a checkpoint, itself, or fetched from the Hub."""
     path = Path(model)
     if path.is_dir():
         checkpoints = sorted((path / "checkpoints").glob("step-*"))
-        if checkpoints:
-            return checkpoints[-1] / network
-        for inner in (network, "model"):  # a checkpoint, or what fine-tuning wrote
-            if (path / inner / "config.json").is_file():
-                return path / inner
+        place = checkpoints[-1] if checkpoints else path
+        for inner in (*FOLDERS[network], "model"):  # a checkpoint, or what fine-tuning wrote
+            if (place / inner / "config.json").is_file():
+                return place / inner
+        others = [name for name in ("discriminator", "generator", "mlm") if (place / name).is_dir()]
+        if others:
+            raise UserError(
+                f"{place} has no {network}, only {' and '.join(others)}: that is what the run's "
+                f"objective leaves (objective.kind in {place / 'config.yaml'})."
+            )
         if (path / "config.json").is_file():
             return path
         if (path / "config.yaml").is_file():
@@ -50,7 +68,7 @@ def locate(model: str, network: Literal["discriminator", "generator"]) -> Path:
     if path.exists() or model.count("/") != 1 or path.parent.exists() or model[0] in "./~":
         raise UserError(f"There is no model at '{model}': give a run, a folder or a Hub name.")
     hub = require("huggingface_hub", "hub")
-    wanted = ["config.json", "model.safetensors", "tokenizer*.json", "vocab.txt"]
+    wanted = ["config.json", "model.safetensors", "tokenizer*.json", "vocab.txt", "task.json"]
     try:
         return Path(hub.snapshot_download(model, allow_patterns=wanted))
     except Exception as error:  # the library has a dozen kinds, each a reason of one line
@@ -65,6 +83,11 @@ def detect(model: str, text: str) -> list[Verdict]:
     """The probability of being replaced for each token; a long text is read window by window."""
     folder = locate(model, "discriminator")
     tokenizer, discriminator = load_tokenizer(folder), load_discriminator(folder)
+    if has_energies(folder):
+        raise UserError(
+            f"{folder} was trained as Electric: its numbers are energies, not chances of being "
+            "replaced, and add up to the score of a sentence."
+        )
     vocab = load_vocabulary(folder)
     encoding = tokenizer.encode(text, add_special_tokens=False)
     room = discriminator.encoder.config.positions - 2
@@ -111,3 +134,37 @@ def fill(model: str, text: str, top: int = 5) -> list[list[Guess]]:
         ]
         for ps, ks in zip(best.values.tolist(), best.indices.tolist(), strict=True)
     ]
+
+
+@torch.no_grad()
+def score_sentences(model: str, texts: Sequence[str]) -> list[float]:
+    """The pseudo-log-likelihood of each text by Electric, in one pass: minus its tokens' energies.
+
+    Sum over t of log p(x_t | the other tokens); the larger, the more likely.
+    """
+    folder = locate(model, "discriminator")
+    tokenizer, discriminator = load_tokenizer(folder), load_discriminator(folder)
+    if not has_energies(folder):
+        raise UserError(
+            f"{folder} was not trained with objective.kind=electric, so its numbers are no "
+            "likelihoods of words."
+        )
+    vocab = load_vocabulary(folder)
+    encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    rows = [[vocab.cls, *e.ids, vocab.sep] for e in encodings]
+    longest = discriminator.encoder.config.positions
+    if any(len(row) > longest for row in rows):
+        raise UserError(f"A text is longer than the {longest - 2} tokens that the model takes.")
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # little padding in a batch
+    scores = [0.0] * len(rows)
+    for begin in range(0, len(order), SCORED_AT_ONCE):
+        some = order[begin : begin + SCORED_AT_ONCE]
+        width = max(len(rows[i]) for i in some)
+        ids = torch.tensor([rows[i] + [vocab.pad] * (width - len(rows[i])) for i in some])
+        ends = torch.tensor([[len(rows[i])] for i in some])
+        place = torch.arange(width)
+        energies = discriminator(ids, torch.zeros_like(ids), place < ends).double()
+        inner = (place > 0) & (place < ends - 1)  # neither [CLS] nor [SEP]
+        for i, score in zip(some, (-energies * inner).sum(1).tolist(), strict=True):
+            scores[i] = score
+    return scores

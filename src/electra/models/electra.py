@@ -1,5 +1,6 @@
 """The two networks: a small generator that fills masks, a discriminator that spots the fillings."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from electra.errors import UserError
 from electra.models.encoder import (
+    Embeddings,
     Encoder,
     EncoderConfig,
     glorot_linear,
@@ -18,20 +20,25 @@ from electra.models.encoder import (
 )
 from electra.models.start import look_at_neighbours_
 
-Sharing = Literal["none", "embeddings", "all"]
+Sharing = Literal["none", "embeddings", "all", "gdes"]
+GeneratorKind = Literal["transformer", "unigram", "uniform"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorConfig:
     """The generator, as fractions of the discriminator."""
 
+    kind: GeneratorKind = "transformer"
+    """'transformer' learns; 'unigram' samples words by their frequency in the training text and
+    'uniform' samples all words alike, whatever the other settings of the generator say."""
     width: float = 0.25
     """Fraction of the discriminator's hidden and feed-forward widths and of its heads."""
     depth: float = 1.0
     """Fraction of the discriminator's layers."""
     share: Sharing = "embeddings"
     """What both networks have in common: 'embeddings' (the token, position and segment tables and
-    their LayerNorm), 'all' (one body, which needs equal sizes) or 'none'."""
+    their LayerNorm), 'all' (one body, which needs equal sizes) or 'none'; 'gdes' lets the
+    discriminator read the generator's tables but not move them: it adds a difference of its own."""
 
 
 def generator_sizes(model: EncoderConfig, generator: GeneratorConfig) -> EncoderConfig:
@@ -67,7 +74,7 @@ class Generator(nn.Module):
         self.norm = nn.LayerNorm(config.embedding, eps=1e-12)
         self.bias = nn.Parameter(torch.zeros(config.table_rows))
         self.absent: Tensor
-        self.register_buffer("absent", _absent(config, absent), persistent=False)
+        self.register_buffer("absent", absent_rows(config, absent), persistent=False)
         init_truncated_(self.dense.weight, config.init_std)
         nn.init.zeros_(self.dense.bias)
 
@@ -75,9 +82,15 @@ class Generator(nn.Module):
         self, ids: Tensor, segments: Tensor, real: Tensor | None, positions: Tensor
     ) -> Tensor:
         """Logits over the vocabulary at `positions` alone: the other 85 % are never computed."""
+        return self.predict(self.states(ids, segments, real, positions))
+
+    def states(
+        self, ids: Tensor, segments: Tensor, real: Tensor | None, positions: Tensor
+    ) -> Tensor:
+        """The encoder's vectors at `positions`."""
         hidden = self.encoder(ids, segments, real)
         index = positions[..., None].expand(-1, -1, hidden.shape[2])
-        return self.predict(hidden.gather(1, index))  # (batch, masked, vocabulary)
+        return hidden.gather(1, index)  # (batch, masked, hidden)
 
     def predict(self, hidden: Tensor) -> Tensor:
         x = self.norm(F.gelu(self.dense(hidden)))
@@ -104,11 +117,64 @@ class Discriminator(nn.Module):
         return self.score(F.gelu(self.dense(hidden))).squeeze(-1)  # (batch, length)
 
 
+class DisentangledEmbeddings(Embeddings):
+    """Tables that are another block's, which they do not move, plus a difference of their own.
+
+    DeBERTa-V3, section 3.3: E_D = stop_gradient(E_G) + E_delta, the difference starting at zero.
+    The LayerNorm is the discriminator's own; it starts as the generator's does.
+    """
+
+    def __init__(self, config: EncoderConfig, source: Embeddings) -> None:
+        super().__init__(config)
+        self._source = (source,)  # a tuple hides it: its parameters are the generator's
+        self.zero_()
+
+    @torch.no_grad()
+    def zero_(self) -> None:
+        """No difference."""
+        for table in (self.token, self.position, self.segment):
+            table.weight.zero_()
+
+    def forward(self, ids: Tensor, segments: Tensor) -> Tensor:
+        (source,) = self._source
+        there = source.position.weight[: ids.shape[1]].detach()
+        x = self.token(ids) + F.embedding(ids, source.token.weight.detach())
+        x = x + self.segment(segments) + F.embedding(segments, source.segment.weight.detach())
+        x = x + self.position.weight[: ids.shape[1]] + there
+        return self.dropout(self.norm(x))  # (batch, length, embedding)
+
+    @torch.no_grad()
+    def folded(self) -> Embeddings:
+        """An ordinary block with the sums, as everybody else has it."""
+        block = copy.deepcopy(self._source[0])
+        block.norm = copy.deepcopy(self.norm)
+        for name in ("token.weight", "position.weight", "segment.weight"):
+            block.get_parameter(name).add_(self.get_parameter(name))
+        return block
+
+
+def folded(discriminator: Discriminator) -> Discriminator:
+    """The discriminator with ordinary tables, to be exported; itself where it has them already."""
+    block = discriminator.encoder.embeddings
+    if not isinstance(block, DisentangledEmbeddings):
+        return discriminator
+    plain = copy.deepcopy(discriminator)
+    plain.encoder.embeddings = block.folded()
+    return plain
+
+
 def build_pair(
     model: EncoderConfig, generator: GeneratorConfig, absent: Sequence[int] = ()
 ) -> tuple[Generator, Discriminator]:
     """Both networks, with what they share being one and the same module."""
     discriminator = Discriminator(Encoder(model))
+    return Generator(build_body(model, generator, discriminator), absent), discriminator
+
+
+def build_body(
+    model: EncoderConfig, generator: GeneratorConfig, discriminator: Discriminator | Generator
+) -> Encoder:
+    """The generator's encoder, beside the network that is kept: mostly a discriminator."""
     sizes = generator_sizes(model, generator)
     if generator.share == "all":
         body = discriminator.encoder
@@ -116,10 +182,19 @@ def build_pair(
         body = Encoder(sizes, embeddings=discriminator.encoder.embeddings)
     else:
         body = Encoder(sizes)
+    if generator.share == "gdes":
+        discriminator.encoder.embeddings = DisentangledEmbeddings(model, body.embeddings)
+    start_(model, discriminator.encoder, body)
+    return body
+
+
+def start_(model: EncoderConfig, *encoders: Encoder) -> None:
+    """How attention starts, where it does not start at random."""
     if model.start == "neighbours":
-        for encoder in (discriminator.encoder, body):
+        for encoder in encoders:
             look_at_neighbours_(encoder)
-    return Generator(body, absent), discriminator
+            if isinstance(encoder.embeddings, DisentangledEmbeddings):
+                encoder.embeddings.zero_()  # the waves stand in the generator's table
 
 
 def resize_vocabulary(
@@ -130,15 +205,18 @@ def resize_vocabulary(
         encoder.config = replace(encoder.config, vocab_size=vocab_size)
     config = generator.encoder.config
     for block in {generator.encoder.embeddings, discriminator.encoder.embeddings}:
+        kept = block.token.num_embeddings
         resize_vocabulary_(block, config.table_rows, config.init_std)
+        if isinstance(block, DisentangledEmbeddings):
+            block.token.weight.data[kept:] = 0  # new words begin without a difference
     bias = torch.zeros(config.table_rows, device=generator.bias.device)
     kept = min(len(bias), len(generator.bias))
     bias[:kept] = generator.bias.detach()[:kept]
     generator.bias = nn.Parameter(bias)
-    generator.absent = _absent(config, absent).to(bias.device)
+    generator.absent = absent_rows(config, absent).to(bias.device)
 
 
-def _absent(config: EncoderConfig, absent: Sequence[int]) -> Tensor:
+def absent_rows(config: EncoderConfig, absent: Sequence[int]) -> Tensor:
     """True for the rows of the table that are no token: holes in the vocabulary and padding."""
     rows = torch.arange(config.table_rows) >= config.vocab_size
     rows[list(absent)] = True

@@ -54,6 +54,7 @@ def mask_tokens(
     mask_id: int,
     *,
     rate: float,
+    top_rate: float = 0.0,
     shown: float = 0.85,
     rounding: Rounding = "round",
     draw: Draw = "distinct",
@@ -62,9 +63,10 @@ def mask_tokens(
 
     `maskable` is a table (vocabulary,) that is False for the tokenizer's special tokens. A share of
     1 - `shown` keeps its true token in the generator's input; it is predicted and replaced as well.
+    Where the rate changes in the course of a run, `top_rate` is its highest value: slots for that.
     """
     candidates = real & maskable[ids]
-    slots = slots_for(ids.shape[1], rate, rounding)
+    slots = slots_for(ids.shape[1], max(rate, top_rate), rounding)
     counts = mask_counts(real, candidates, rate, rounding)
     positions = choose_positions(candidates, slots, draw)
     drawn = torch.arange(slots, device=ids.device) < counts[:, None]

@@ -8,7 +8,7 @@ which its author calls an oversight.
 
 from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
-from electra.objectives.rtd import RtdConfig
+from electra.objectives.settings import ObjectiveConfig
 from electra.optim.schedule import OptimConfig
 from electra.train.data import DataConfig
 from electra.train.loop import LoopConfig
@@ -23,7 +23,7 @@ def small() -> PretrainConfig:
         name="paper.small",
         model=EncoderConfig(layers=12, hidden=256, embedding=128),
         generator=GeneratorConfig(width=1 / 4),
-        objective=RtdConfig(mask_rate=0.15),
+        objective=ObjectiveConfig(mask_rate=0.15),
         optim=OptimConfig(lr=5e-4, warmup=WARMUP_STEPS / 1_000_000),
         data=DataConfig(length=128, batch=128),
         train=LoopConfig(budget="1000000steps"),
@@ -36,7 +36,7 @@ def base() -> PretrainConfig:
         name="paper.base",
         model=EncoderConfig(layers=12, hidden=768, embedding=768),
         generator=GeneratorConfig(width=1 / 3),
-        objective=RtdConfig(mask_rate=0.15),
+        objective=ObjectiveConfig(mask_rate=0.15),
         optim=OptimConfig(lr=2e-4, warmup=WARMUP_STEPS / 766_000),
         data=DataConfig(length=512, batch=256),
         train=LoopConfig(budget="766000steps"),
@@ -49,7 +49,7 @@ def large() -> PretrainConfig:
         name="paper.large",
         model=EncoderConfig(layers=24, hidden=1024, embedding=1024),
         generator=GeneratorConfig(width=1 / 4),
-        objective=RtdConfig(mask_rate=0.25),
+        objective=ObjectiveConfig(mask_rate=0.25),
         optim=OptimConfig(lr=2e-4, warmup=WARMUP_STEPS / 400_000),
         data=DataConfig(length=512, batch=2048),
         train=LoopConfig(budget="400000steps"),

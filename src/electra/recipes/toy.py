@@ -2,7 +2,7 @@
 
 from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
-from electra.objectives.rtd import RtdConfig
+from electra.objectives.settings import ObjectiveConfig
 from electra.optim.schedule import OptimConfig
 from electra.train.data import DataConfig
 from electra.train.loop import LoopConfig
@@ -26,7 +26,7 @@ def toy() -> PretrainConfig:
             start="neighbours",
         ),
         generator=GeneratorConfig(width=1 / 2),
-        objective=RtdConfig(mask_rate=0.15),
+        objective=ObjectiveConfig(mask_rate=0.15),
         # differs from the paper: a second mean of 50 steps, not of 1000, in a run of so few.
         optim=OptimConfig(lr=1.5e-3, warmup=0.1, betas=(0.9, 0.98)),
         data=DataConfig(length=64, batch=16),

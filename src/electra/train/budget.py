@@ -1,5 +1,6 @@
-"""How long a run is: steps, tokens or time, turned into progress from 0 to 1."""
+"""How long a run is: steps, tokens, FLOPs or time, turned into progress from 0 to 1."""
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -11,21 +12,28 @@ SECONDS = {"s": 1, "sec": 1, "min": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """An amount of steps, tokens or seconds."""
+    """An amount of steps, tokens, FLOPs or seconds."""
 
     amount: float
-    unit: Literal["steps", "tokens", "seconds"]
+    unit: Literal["steps", "tokens", "flops", "seconds"]
 
-    def progress(self, *, steps: int, tokens: int, seconds: float) -> float:
+    def progress(self, *, steps: int, tokens: int, flops: float, seconds: float) -> float:
         """Share of the budget that is spent; the run is over at 1."""
-        spent = {"steps": steps, "tokens": tokens, "seconds": seconds}[self.unit]
+        spent = {"steps": steps, "tokens": tokens, "flops": flops, "seconds": seconds}[self.unit]
         return min(1.0, spent / self.amount)
+
+    def steps(self, *, tokens_per_step: int, flops_per_step: float) -> int | None:
+        """Steps until the budget is spent; None if the clock decides."""
+        per_step = {"steps": 1, "tokens": tokens_per_step, "flops": flops_per_step}
+        if self.unit == "seconds":
+            return None
+        return math.ceil(self.amount / per_step[self.unit])
 
 
 def parse_budget(text: str) -> Budget:
-    """Read `10000steps`, `1e9tokens`, `25min`, `2h`, `90s` or `1d`."""
+    """Read `10000steps`, `1e9tokens`, `1e16flops`, `25min`, `2h`, `90s` or `1d`."""
     match = re.fullmatch(r"(\d+\.?\d*(?:e\+?\d+)?)\s*([a-z]+)", text.strip().lower())
-    if match and float(match[1]) > 0:
+    if match and 0 < float(match[1]) < math.inf:
         amount, unit = float(match[1]), match[2]
         if unit in SECONDS:
             return Budget(amount * SECONDS[unit], "seconds")
@@ -33,6 +41,9 @@ def parse_budget(text: str) -> Budget:
             return Budget(amount, "steps")
         if unit in ("tokens", "token"):
             return Budget(amount, "tokens")
+        if unit in ("flops", "flop"):
+            return Budget(amount, "flops")
     raise UserError(
-        f"'{text}' is not a budget: write for example 10000steps, 1e9tokens, 25min, 2h or 1d."
+        f"'{text}' is not a budget: write for example 10000steps, 1e9tokens, 1e16flops, 25min, 2h "
+        "or 1d."
     )

@@ -3,11 +3,11 @@
 RUN/checkpoints/step-00001000/
     state.json               step, position in the data, clock, held-out figures
     config.yaml              the run's configuration
-    model.safetensors        both networks, what is shared once
+    model.safetensors        the networks, what is shared once, and what else the objective keeps
     optimizer.safetensors    Adam's two means of each parameter
     random.safetensors       the random generators
-    discriminator/           ready for transformers, with the tokenizer
-    generator/
+    discriminator/           ready for transformers, with the tokenizer; which networks there are
+    generator/               is the objective's to say
 """
 
 import contextlib
@@ -24,11 +24,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from electra.errors import UserError
+from electra.hub.energies import mark_energies
 from electra.hub.folders import export
-from electra.objectives.rtd import ReplacedTokenDetection
+from electra.objectives.electric import Electric
+from electra.objectives.objective import Objective
 from electra.optim.adam import PaperAdam
 from electra.text.files import FULL
 from electra.train.device import random_state, set_random_state
@@ -56,7 +58,7 @@ class TrainState:
 def save(
     run: Path,
     state: TrainState,
-    objective: ReplacedTokenDetection,
+    objective: Objective,
     optimizer: PaperAdam,
     *,
     pad_id: int,
@@ -69,15 +71,14 @@ def save(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        parameters = dict(objective.named_parameters())
-        _save_tensors(partial / "model.safetensors", parameters)
+        parameters: dict[str, Tensor] = dict(objective.named_parameters())
+        _save_tensors(partial / "model.safetensors", parameters | _buffers(objective))
         _save_tensors(partial / "optimizer.safetensors", _moments(parameters, optimizer))
         _save_tensors(partial / "random.safetensors", random_state(objective.maskable.device))
-        for network, name in (
-            (objective.discriminator, "discriminator"),
-            (objective.generator, "generator"),
-        ):
+        for name, network in objective.networks().items():
             export(network, partial / name, pad_id)
+            if isinstance(objective, Electric):
+                mark_energies(partial / name)
             shutil.copytree(run / "tokenizer", partial / name, dirs_exist_ok=True)
         shutil.copyfile(run / "config.yaml", partial / "config.yaml")
         _write_json(partial / "state.json", dataclasses.asdict(state))
@@ -96,12 +97,13 @@ def save(
 
 
 def restore(
-    checkpoint: Path, objective: ReplacedTokenDetection, optimizer: PaperAdam | None = None
+    checkpoint: Path, objective: Objective, optimizer: PaperAdam | None = None
 ) -> TrainState:
     """Read a checkpoint back into a run; each tensor must be there, and none besides."""
     with _readable(checkpoint):
-        parameters = dict(objective.named_parameters())
-        _copy_all(load_file(checkpoint / "model.safetensors"), parameters, checkpoint)
+        parameters: dict[str, Tensor] = dict(objective.named_parameters())
+        model = parameters | _buffers(objective)
+        _copy_all(load_file(checkpoint / "model.safetensors"), model, checkpoint)
         state = read_state(checkpoint)
         if optimizer is not None:
             moments = _moments(parameters, optimizer)
@@ -138,7 +140,17 @@ def clean(run: Path) -> None:
         shutil.rmtree(partial)
 
 
-def _moments(parameters: dict[str, nn.Parameter], optimizer: PaperAdam) -> dict[str, Tensor]:
+def _buffers(objective: Objective) -> dict[str, Tensor]:
+    """What is no parameter and yet has to be kept: word counts, the stage of a run."""
+    return {
+        f"{path}.{name}" if path else name: buffer
+        for path, module in objective.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
+
+
+def _moments(parameters: dict[str, Tensor], optimizer: PaperAdam) -> dict[str, Tensor]:
     """Adam's two means of each parameter, under its name."""
     return {
         f"{kind}.{name}": tensor
@@ -147,7 +159,7 @@ def _moments(parameters: dict[str, nn.Parameter], optimizer: PaperAdam) -> dict[
     }
 
 
-def _save_tensors(path: Path, tensors: dict[str, Tensor] | dict[str, nn.Parameter]) -> None:
+def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path)
 
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from electra.errors import UserError
-from electra.objectives.rtd import ReplacedTokenDetection
+from electra.hub.ask import locate
+from electra.objectives.objective import Objective
 from electra.text.shards import Shards
 from electra.text.tokenizer import fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
@@ -13,11 +14,11 @@ from electra.train.pretrain import PretrainConfig, build_objective, read_run_con
 from electra.train.validate import validate
 
 
-def restore_run(run: Path) -> tuple[PretrainConfig, ReplacedTokenDetection]:
-    """Both networks of a run's last checkpoint, or of a checkpoint, ready to be asked."""
+def restore_run(run: Path) -> tuple[PretrainConfig, Objective]:
+    """The networks of a run's last checkpoint, or of a checkpoint, ready to be asked."""
     last = last_checkpoint(run)
     config = read_run_config(last)
-    objective = build_objective(config, load_vocabulary(last / "discriminator"))
+    objective = build_objective(config, load_vocabulary(locate(str(last), "encoder")))
     checkpoint.restore(last, objective)
     return config, objective.eval()
 
@@ -35,7 +36,7 @@ def last_checkpoint(run: Path) -> Path:
 def evaluate(run: Path, data: Path, rows: int) -> tuple[Path, dict[str, float]]:
     """The checkpoint that was measured (the last one of a run) and its held-out figures."""
     last = last_checkpoint(run)
-    tokenizer = last / "discriminator"
+    tokenizer = locate(str(last), "encoder")
     config, objective = restore_run(last)
     # Text of any row length can be measured, as long as the positions last.
     shards = Shards.open(data)
@@ -48,4 +49,5 @@ def evaluate(run: Path, data: Path, rows: int) -> tuple[Path, dict[str, float]]:
     device = choose_device("auto")  # not necessarily the machine that trained
     dtype = choose_precision(config.train.precision, device)
     micro_batch = config.data.batch // config.train.accumulate
-    return last, validate(objective.to(device), held_out_rows(shards, rows), micro_batch, dtype)
+    found = validate(objective.to(device), held_out_rows(shards, rows), micro_batch, dtype)
+    return last, found

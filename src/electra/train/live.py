@@ -21,13 +21,37 @@ FIGURES = (
     ("recall", "discriminator recall"),
     ("auc", "discriminator AUC"),
 )
+OTHER_FIGURES = (
+    ("reward", "discriminator loss, masked positions"),
+    ("model_loss", "model loss"),
+    ("model_accuracy", "model accuracy, masked positions"),
+    ("gate_loss", "copy gate loss"),
+    ("gate_precision", "copy gate precision"),
+    ("gate_recall", "copy gate recall"),
+    ("gate_auc", "copy gate AUC"),
+)
+"""Of objectives other than the paper's; `figures_of` has those of a run."""
 SHARES = {
     "replaced_rate",
     "generator_accuracy",
     "generator_sampled_accuracy",
     "precision",
     "recall",
+    "model_accuracy",
+    "gate_precision",
+    "gate_recall",
 }
+LINE = ("mlm_loss", "detection_loss", "model_loss")
+LINE_HELD_OUT = ("recall", "auc", "model_accuracy", "gate_auc")
+"""What a line of a log file has room for."""
+
+
+def figures_of(*known: dict[str, float]) -> list[tuple[str, str]]:
+    """The figures that are there, with their labels; before there are any, the paper's."""
+    there = {key for figures in known for key in figures} or {key for key, _ in FIGURES}
+    if "mlm_loss" not in there and "model_loss" in there:
+        there.discard("loss")  # one network: the sum of the losses is its loss
+    return [(key, label) for key, label in (*FIGURES, *OTHER_FIGURES) if key in there]
 
 
 class LiveView:
@@ -73,9 +97,10 @@ class LiveView:
         parts = [f"{self.progress:6.1%}", self.status]
         if self.train:
             parts.append(f"{self.train['tokens_per_second']:,.0f} tokens/s")
-            parts += [f"{k} {self.train[k]:.3f}" for k in ("mlm_loss", "detection_loss")]
+            parts += [f"{k} {self.train[k]:.3f}" for k in LINE if k in self.train]
         if self.held_out:
-            parts += [f"held-out {k} {self.held_out[k]:.3f}" for k in ("recall", "auc")]
+            there = [k for k in LINE_HELD_OUT if k in self.held_out]
+            parts += [f"held-out {k} {self.held_out[k]:.3f}" for k in there]
         return "  ".join([*parts, f"left {clock(self.time_left())}"])
 
     def time_left(self) -> float | None:
@@ -87,7 +112,7 @@ class LiveView:
         table.add_column("")
         table.add_column("training", justify="right")
         table.add_column("held-out", justify="right", style="bold")
-        for key, label in FIGURES:
+        for key, label in figures_of(self.train, self.held_out):
             cells = [shown(key, figures.get(key)) for figures in (self.train, self.held_out)]
             table.add_row(label, *cells)
         speed = Text("  ")

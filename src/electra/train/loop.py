@@ -11,7 +11,7 @@ from torch import Tensor
 from electra.errors import UserError
 from electra.objectives.batch import Batch, unpack
 from electra.objectives.corrupt import Masked
-from electra.objectives.rtd import SUMS, Outcome, ReplacedTokenDetection, summarise, totals_of
+from electra.objectives.objective import Objective, Outcome
 from electra.optim.adam import PaperAdam
 from electra.optim.schedule import OptimConfig, learning_rate
 from electra.train import checkpoint
@@ -33,7 +33,8 @@ class LoopConfig:
     """How the run goes."""
 
     budget: str = "1000000steps"
-    """How long: steps, tokens or time (10000steps, 1e9tokens, 25min, 2h); given by --budget too."""
+    """How long: steps, tokens, FLOPs or time (10000steps, 1e9tokens, 1e16flops, 25min, 2h); also
+    given by --budget."""
     seed: int = 0
     """Seed of initialisation, data order, masks, samples and dropout."""
     accumulate: int = 1
@@ -74,7 +75,7 @@ class Run:
     loop: LoopConfig
     optim: OptimConfig
     budget: Budget
-    objective: ReplacedTokenDetection
+    objective: Objective
     forward: Callable[..., Outcome]
     """The objective as it is called: compiled, or itself."""
     optimizer: PaperAdam
@@ -96,7 +97,8 @@ class Run:
     @property
     def progress(self) -> float:
         s = self.state
-        return self.budget.progress(steps=s.step, tokens=s.tokens, seconds=s.seconds)
+        flops = s.rows * self.flops_per_row
+        return self.budget.progress(steps=s.step, tokens=s.tokens, flops=flops, seconds=s.seconds)
 
 
 def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
@@ -107,7 +109,9 @@ def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
     run.objective.train()
     while run.progress < 1 and stop.signal is None:
         rows = next(batches)
-        rate = learning_rate(run.progress, run.optim)
+        if run.objective.reach(run.progress):  # a stage with another loss begins
+            state.best = {}
+        rate = learning_rate(run.objective.phase(run.progress), run.optim)
         meter.add(step(run, rows, rate))  # tensors, never floats: no hidden wait
         state.step += 1
         state.rows += len(rows)
@@ -128,7 +132,7 @@ def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
 
 
 def step(run: Run, rows: Tensor, rate: float) -> Tensor:
-    """One update of both networks from one batch; returns its sums and the gradient's norm."""
+    """One update of the networks from one batch; returns its sums and the gradient's norm."""
     batch = unpack(rows)
     masked = run.objective.mask(batch)
     sums = backward(run, batch, masked)
@@ -142,8 +146,8 @@ def step(run: Run, rows: Tensor, rate: float) -> Tensor:
 
 def backward(run: Run, batch: Batch, masked: Masked) -> Tensor:
     """Gradients of a batch, micro-batch by micro-batch, with the whole batch's token counts."""
-    totals = totals_of(batch, masked)
-    sums = torch.zeros(len(SUMS), device=run.device)
+    totals = run.objective.totals(batch, masked)
+    sums = torch.zeros(len(run.objective.names), device=run.device)
     parts = zip(*(t.split(run.micro_batch) for t in (*batch, *masked)), strict=True)
     for part in parts:
         with autocast(run.device, run.dtype):
@@ -162,7 +166,8 @@ def dry_run(run: Run, rows: Tensor) -> None:
     run.objective.train()
     try:
         batch = unpack(rows)
-        backward(run, batch, run.objective.mask(batch))
+        for _ in run.objective.stages():
+            backward(run, batch, run.objective.mask(batch))
         for p in run.objective.parameters():
             run.optimizer.moments(p)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -192,7 +197,7 @@ def look_at_held_out(run: Run) -> None:
     show(run, held_out=state.held_out)
     if state.step < TRIAL:
         return
-    for finding in run.watch.look(run.progress, state.held_out):
+    for finding in run.watch.look(run.objective.phase(run.progress), state.held_out):
         run.record.write("event", state.step, message=finding)
         run.view.say(f"warning: {finding}", style="yellow")
 
@@ -222,7 +227,8 @@ class Meter:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.total = torch.zeros(len(SUMS) + 1, device=run.device)
+        self.names = (*run.objective.names, "gradient_norm")
+        self.total = torch.zeros(len(self.names), device=run.device)
         self.restart()
 
     def restart(self) -> None:
@@ -237,7 +243,7 @@ class Meter:
 
     def check(self) -> dict[str, float]:
         """The sums so far, after making sure that they are numbers."""
-        values = dict(zip((*SUMS, "gradient_norm"), self.total.tolist(), strict=True))
+        values = dict(zip(self.names, self.total.tolist(), strict=True))
         check_finite(values, self.run.state.step, self.last_good())
         return values
 
@@ -252,7 +258,7 @@ class Meter:
         seconds = time.perf_counter() - self.time_before
         rows = state.rows - self.state_before.rows
         tokens = state.tokens - self.state_before.tokens
-        figures = summarise(values, run.objective.config) | {
+        figures = run.objective.summarise(values) | {
             "gradient_norm": values["gradient_norm"] / self.steps,
             "learning_rate": rate,
             "tokens_per_second": tokens / seconds,

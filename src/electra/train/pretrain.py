@@ -11,11 +11,14 @@ from rich.console import Console
 
 from electra.config import flatten, from_yaml, to_dict, to_yaml
 from electra.errors import UserError
-from electra.models.electra import GeneratorConfig, build_pair, generator_sizes
+from electra.models.electra import GeneratorConfig, generator_sizes
 from electra.models.encoder import EncoderConfig
 from electra.models.flops import step_flops
+from electra.models.simple import FrequencyGenerator
 from electra.objectives.corrupt import slots_for
-from electra.objectives.rtd import ReplacedTokenDetection, RtdConfig
+from electra.objectives.kinds import build, check_together
+from electra.objectives.objective import Ids, Objective
+from electra.objectives.settings import ObjectiveConfig
 from electra.optim.adam import PaperAdam, parameter_groups
 from electra.optim.schedule import OptimConfig
 from electra.text.files import write_whole
@@ -30,7 +33,7 @@ from electra.train.folder import StopRequest, run_folder
 from electra.train.live import LiveView
 from electra.train.loop import LoopConfig, Run, dry_run, train
 from electra.train.record import Record, open_tracker, read_metrics
-from electra.train.validate import unigram_entropy
+from electra.train.validate import token_counts, unigram_entropy
 from electra.train.watch import Watch
 
 
@@ -44,8 +47,8 @@ class PretrainConfig:
     """The discriminator, the network that is kept."""
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     """The generator."""
-    objective: RtdConfig = field(default_factory=RtdConfig)
-    """Replaced token detection."""
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    """What is learned from: replaced token detection, or another objective."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     """Optimizer and schedule."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -55,6 +58,7 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         parse_budget(self.train.budget)
+        check_together(self.objective, self.generator)
         if self.data.batch % self.train.accumulate:
             divisors = [n for n in range(1, self.data.batch + 1) if self.data.batch % n == 0]
             near = sorted(divisors, key=lambda n: abs(n - self.train.accumulate))[:3]
@@ -135,12 +139,10 @@ def check_same(stored: PretrainConfig, wanted: PretrainConfig) -> None:
             )
 
 
-def build_objective(config: PretrainConfig, vocab: Vocabulary) -> ReplacedTokenDetection:
-    """Both networks with their initial weights, and the loss."""
-    generator, discriminator = build_pair(config.model, config.generator, vocab.absent)
-    return ReplacedTokenDetection(
-        config.objective, generator, discriminator, mask_id=vocab.mask, special=vocab.special
-    )
+def build_objective(config: PretrainConfig, vocab: Vocabulary) -> Objective:
+    """The networks with their initial weights, and the loss."""
+    ids = Ids(vocab.mask, vocab.special, vocab.absent)
+    return build(config.objective, config.model, config.generator, ids)
 
 
 def run_loop(
@@ -195,9 +197,12 @@ def opened(
                 f"{shards.folder} is not the data that {out} was started with: give the same "
                 "shards, or start a new run."
             )
+    else:
+        count_words(objective, shards)
     record.rewind(state.step)
     sample = rows_at(shards, 0, min(4096, shards.rows("train")), config.train.seed)
-    slots = slots_for(config.data.length, config.objective.mask_rate, config.objective.count)
+    length, kind = config.data.length, config.objective.kind
+    slots = slots_for(length, config.objective.top_rate, config.objective.count)
     with LiveView(console, f"electra pretrain · {config.name} · {out}") as view:
         record.tracker = open_tracker(config.train.track, out, to_dict(config))
         try:
@@ -212,34 +217,37 @@ def opened(
                 state=state,
                 dtype=dtype,
                 micro_batch=config.data.batch // config.train.accumulate,
-                flops_per_row=step_flops(config.model, config.generator, config.data.length, slots),
+                flops_per_row=step_flops(config.model, config.generator, length, slots, kind),
                 peak=measure_peak(device, dtype),
                 pad_id=vocab.pad,
                 held_out=held_out_rows(shards, config.train.validate_rows),
                 record=record,
                 view=view,
-                # what is not hidden behind [MASK] costs nothing
                 watch=Watch(
-                    optim.warmup,
-                    config.objective.mask_shown * unigram_entropy(sample, vocab.special),
+                    optim.warmup, objective.guessing_loss(unigram_entropy(sample, vocab.special))
                 ),
             )
         finally:
             record.close()
 
 
+def count_words(objective: Objective, shards: Shards) -> None:
+    """Tell a unigram generator the frequencies of the training text; others need none."""
+    generator = getattr(objective, "generator", None)
+    if isinstance(generator, FrequencyGenerator) and generator.counted:
+        generator.set_counts(torch.from_numpy(token_counts(shards, len(objective.maskable))))
+
+
 def _parameters(run: Run) -> dict[str, int]:
-    networks = {"discriminator": run.objective.discriminator, "generator": run.objective.generator}
-    return {name: sum(p.numel() for p in n.parameters()) for name, n in networks.items()}
+    parts = {name: list(part.parameters()) for name, part in run.objective.named_children()}
+    return {name: sum(p.numel() for p in part) for name, part in parts.items() if part}
 
 
 def _headline(run: Run, shards: Shards) -> str:
-    sizes = _parameters(run)
+    sizes = ", ".join(f"{name} {n / 1e6:.1f} M" for name, n in _parameters(run).items())
     where = "Resuming at step" if run.state.step else "Starting at step"
     precision = str(run.dtype).removeprefix("torch.")
     return (
-        f"{where} {run.state.step:,} on {run.device.type} in {precision}: "
-        f"discriminator {sizes['discriminator'] / 1e6:.1f} M parameters, generator "
-        f"{sizes['generator'] / 1e6:.1f} M, {shards.tokens / 1e6:.1f} M tokens of text, "
-        f"{run.loop.budget}."
+        f"{where} {run.state.step:,} on {run.device.type} in {precision}: parameters of the "
+        f"{sizes}; {shards.tokens / 1e6:.1f} M tokens of text, {run.loop.budget}."
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError, require
-from electra.train.live import FIGURES, clock, shown
+from electra.train.live import clock, figures_of, shown
 from electra.train.record import read_metrics
 
 PANELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
@@ -39,6 +39,23 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     ("Gradient norm before clipping", (("train", "gradient_norm", ""),)),
     ("Speed, tokens/s", (("train", "tokens_per_second", ""),)),
 )
+OTHER_PANELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
+    ("Model loss", (("train", "model_loss", "training"), ("held_out", "model_loss", "held-out"))),
+    (
+        "Model accuracy, masked positions",
+        (("train", "model_accuracy", "training"), ("held_out", "model_accuracy", "held-out")),
+    ),
+    (
+        "Copy gate on held-out text",
+        (
+            ("held_out", "gate_auc", "AUC"),
+            ("held_out", "gate_precision", "precision"),
+            ("held_out", "gate_recall", "recall"),
+        ),
+    ),
+    ("Reward of the generator", (("train", "reward", "training"),)),
+)
+"""Of objectives other than the paper's."""
 COLOURS = {"training": "#9aa5b1", "held-out": "#c2410c", "": "#1d4ed8"}
 
 
@@ -65,18 +82,34 @@ def series(metrics: list[dict[str, Any]], kind: str, figure: str) -> tuple[list[
     return [step for step, _ in points], [value for _, value in points]
 
 
+def panels_of(
+    metrics: list[dict[str, Any]],
+) -> list[tuple[str, tuple[tuple[str, str, str], ...]]]:
+    """The panels that have something to show; a run that has just begun gets empty ones."""
+    known = [
+        panel
+        for panel in (*PANELS, *OTHER_PANELS)
+        if any(series(metrics, kind, figure)[0] for kind, figure, _ in panel[1])
+    ]
+    return known or list(PANELS)
+
+
 def draw(metrics: list[dict[str, Any]], path: Path, title: str) -> None:
-    """The curves, eight to a sheet."""
+    """The curves, four in a row."""
     require("matplotlib", "plot")
     # Not pyplot: its figures are global, and its back-end may want a screen.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 7), layout="constrained")
+    chosen = panels_of(metrics)
+    rows = -(-len(chosen) // 4)
+    figure = Figure(figsize=(15, 3.5 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, parse_math=False)  # a name with dollar signs is no formula
-    panels = figure.subplots(2, 4).ravel()
-    for axes, (name, curves) in zip(panels, PANELS, strict=True):
+    panels = figure.subplots(rows, 4, squeeze=False).ravel()
+    for spare in panels[len(chosen) :]:
+        spare.set_axis_off()
+    for axes, (name, curves) in zip(panels, chosen, strict=False):
         for kind, key, label in curves:
             steps, values = series(metrics, kind, key)
             marker = "o" if len(steps) < 2 else None
@@ -97,7 +130,7 @@ def render(run: Path, metrics: list[dict[str, Any]], picture: Path) -> str:
     rows = "".join(
         f"<tr><td>{html.escape(label)}</td><td>{shown(key, train.get(key))}</td>"
         f"<td><b>{shown(key, held_out.get(key))}</b></td></tr>"
-        for key, label in FIGURES
+        for key, label in figures_of(train, held_out)
     )
     warnings = "".join(
         f"<li>step {line['step']:,}: {html.escape(line['message'])}</li>"

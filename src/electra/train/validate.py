@@ -1,4 +1,4 @@
-"""Held-out figures of both networks: dropout off, the same masks each time."""
+"""Held-out figures of the networks: dropout off, the same masks each time."""
 
 import numpy as np
 import torch
@@ -6,33 +6,39 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from electra.objectives.batch import unpack
-from electra.objectives.rtd import SUMS, ReplacedTokenDetection, summarise, totals_of
+from electra.objectives.objective import Objective
+from electra.text.shards import Shards
 from electra.train.device import autocast, random_state, set_random_state
+
+COUNTED_AT_ONCE = 65_536
+"""Rows in memory while words are counted."""
 
 
 @torch.no_grad()
 def validate(
-    objective: ReplacedTokenDetection, rows: Tensor, micro_batch: int, dtype: torch.dtype
+    objective: Objective, rows: Tensor, micro_batch: int, dtype: torch.dtype
 ) -> dict[str, float]:
     """Corrupt held-out rows as in training and measure; the run's random state is put back."""
     device = objective.maskable.device
     before, was_training = random_state(device), objective.training
     torch.manual_seed(0)
     objective.eval()
-    sums = torch.zeros(len(SUMS), device=device)
+    sums = torch.zeros(len(objective.names), device=device)
     scores, replaced = [], []
     for part in rows.split(micro_batch):
         batch = unpack(part.to(device))
         masked = objective.mask(batch)
         with autocast(device, dtype):
-            outcome = objective(batch, masked, totals_of(batch, masked))
+            outcome = objective(batch, masked, objective.totals(batch, masked))
         sums += outcome.sums
-        scores.append(outcome.scores[batch.real].cpu())
-        replaced.append(outcome.replaced[batch.real].cpu())
+        if outcome.scores is not None:
+            scores.append(outcome.scores[outcome.judged].cpu())
+            replaced.append(outcome.replaced[outcome.judged].cpu())
     objective.train(was_training)
     set_random_state(before)
-    metrics = summarise(dict(zip(SUMS, sums.tolist(), strict=True)), objective.config)
-    metrics["auc"] = auc(torch.cat(scores).numpy(), torch.cat(replaced).numpy())
+    metrics = objective.summarise(dict(zip(objective.names, sums.tolist(), strict=True)))
+    if scores:
+        metrics[objective.auc] = auc(torch.cat(scores).numpy(), torch.cat(replaced).numpy())
     return metrics
 
 
@@ -54,3 +60,15 @@ def unigram_entropy(rows: NDArray[np.integer], special: tuple[int, ...]) -> floa
     counts[[i for i in special if i < len(counts)]] = 0
     shares = counts[counts > 0] / max(1, counts.sum())
     return float(-(shares * np.log(shares)).sum())
+
+
+def token_counts(shards: Shards, rows: int) -> NDArray[np.float64]:
+    """How often each id occurs in the training rows, padding left out: (rows,)."""
+    counts = np.zeros(rows)
+    total = shards.rows("train")
+    for begin in range(0, total, COUNTED_AT_ONCE):
+        places = np.arange(begin, min(begin + COUNTED_AT_ONCE, total))
+        part = shards.gather("train", places)
+        ids = part[:, :-2][np.arange(shards.length) < part[:, -1:]]
+        counts += np.bincount(ids, minlength=rows)
+    return counts

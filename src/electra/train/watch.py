@@ -13,7 +13,7 @@ class Watch:
     warmup: float
     """Progress at which the warm-up ends."""
     frequency_loss: float
-    """Masked-LM loss of guessing words by frequency."""
+    """Masked-LM loss of guessing words by frequency; infinite if no network learns words."""
     said: set[str] = field(default_factory=set)
 
     def look(self, progress: float, held_out: dict[str, float]) -> list[str]:
@@ -22,15 +22,18 @@ class Watch:
         if progress < max(2 * self.warmup, 1 / 3):
             return []
         findings = {}
-        if held_out["mlm_loss"] > 0.98 * self.frequency_loss:
-            findings["generator"] = (
-                f"The generator does not learn: its held-out loss {held_out['mlm_loss']:.2f} is no "
+        # Of two networks that learn words, the generator; without one, the model that is kept.
+        name = "generator" if "mlm_loss" in held_out else "model"
+        loss = held_out["mlm_loss" if name == "generator" else "model_loss"]
+        if loss > 0.98 * self.frequency_loss:
+            findings[name] = (
+                f"The {name} does not learn: its held-out loss {loss:.2f} is no "
                 f"better than guessing words by frequency ({self.frequency_loss:.2f}). Likely "
                 "causes: a learning rate that is too high or too low (optim.lr), a batch that is "
                 "too small (data.batch), or a tokenizer that does not fit the text (see "
                 "'electra tokenizer inspect')."
             )
-        if held_out["recall"] < 0.01:
+        if held_out.get("recall", 1.0) < 0.01:
             findings["collapse"] = (
                 f"The discriminator has collapsed: it calls almost every token original (held-out "
                 f"recall {held_out['recall']:.3f}, AUC {held_out['auc']:.2f}) while its loss looks "

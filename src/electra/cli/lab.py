@@ -1,0 +1,229 @@
+"""The verbs of the laboratory: flops."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from electra.cli.console import consoles
+from electra.cli.train import Json, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from electra.models.flops import Work
+    from electra.train.pretrain import PretrainConfig
+
+
+def flops(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RECIPE",
+            help="One of  electra recipes , or a YAML file; without it, the models of the paper.",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Settings = None,
+    *,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="How long: 10000steps, 1e9tokens, 1e16flops.", show_default="the recipe's"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Count the compute of a recipe, by the paper's rules and by what the hardware does.
+
+    The paper's rules count every operation, a lookup as a product with a one-hot vector, and let a
+    backward pass cost one forward pass. The hardware's count has the matrix products alone, and a
+    backward pass costs two; a budget in FLOPs is spent by this one.
+
+    Example:  electra flops paper.small --budget 1e16flops generator.width=0.5
+    """
+    import json
+
+    from electra.errors import UserError
+
+    if name is None and (settings or budget):
+        raise UserError("Name a recipe: 'electra recipes' lists them.")
+    if name is not None and "=" in name:
+        raise UserError(f"'{name}' stands where the recipe belongs: name a recipe first.")
+    if name is None:
+        found: Any = paper_figures()
+    else:
+        from electra.config import override
+        from electra.recipes import recipe
+
+        changes = [*(settings or []), *([f"train.budget={budget}"] if budget else [])]
+        found = {"recipe": name, **recipe_figures(override(recipe(name), changes))}
+    if as_json:
+        typer.echo(json.dumps(found))
+    elif name is None:
+        _show_paper(found)
+    else:
+        _show_recipe(found)
+
+
+def paper_figures() -> list[dict[str, Any]]:
+    """The models of the paper: FLOPs as published and as computed."""
+    from electra.models.paper_flops import MODELS
+
+    return [
+        {
+            "model": model.name,
+            "train_published": model.train,
+            "train": model.train_flops(),
+            "inference_published": model.inference,
+            "inference": model.inference_flops(),
+        }
+        for model in MODELS
+    ]
+
+
+def recipe_figures(config: "PretrainConfig") -> dict[str, Any]:
+    """What a recipe costs, by both rules; needs no data."""
+    from dataclasses import replace
+
+    from electra.models.flops import row_flops, works_of
+    from electra.models.paper_flops import PAPER_VOCABULARY, paper_row_flops
+    from electra.objectives.corrupt import slots_for
+    from electra.train.budget import parse_budget
+
+    notes = []
+    if not config.model.vocab_size:
+        config = replace(config, model=replace(config.model, vocab_size=PAPER_VOCABULARY))
+        notes.append(
+            "The vocabulary will be the tokenizer's; counted here with the paper's "
+            f"{PAPER_VOCABULARY:,} ids (set model.vocab_size for another number)."
+        )
+    length, batch, objective = config.data.length, config.data.batch, config.objective
+    slots = slots_for(length, objective.top_rate, objective.count)
+    works = works_of(objective.kind, config.model, config.generator, length, slots)
+    steps = parse_budget(config.train.budget).steps(
+        tokens_per_step=batch * length, flops_per_step=batch * row_flops(works, length)
+    )
+    if steps is None:
+        notes.append(
+            f"{config.train.budget} of training may be any number of steps: for the training "
+            "FLOPs give a --budget in steps, tokens or FLOPs."
+        )
+    rows = None if steps is None else steps * batch
+    return {
+        "parameters": _parameters(config),
+        "vocab_size": config.model.vocab_size,
+        "length": length,
+        "batch": batch,
+        "budget": config.train.budget,
+        "steps": steps,
+        "tokens": None if rows is None else rows * length,
+        "paper": _compare(_count(paper_row_flops, works, length, rows)),
+        "hardware": _count(row_flops, works, length, rows),
+        "notes": notes,
+    }
+
+
+def _count(
+    rule: "Callable[[Sequence[Work], int], int]",
+    works: "Sequence[Work]",
+    length: int,
+    rows: int | None,
+) -> dict[str, float | None]:
+    """FLOPs of training and of use, by one of the rules."""
+    from electra.models.flops import Work
+
+    kept = works[-1].sizes
+    row = rule(works, length)
+    return {
+        "train": None if rows is None else rows * row,
+        "per_token": row / length,
+        "inference": rule([Work(sizes=kept, verdicts=length, trained=False)], length),
+        "inference_128": rule([Work(sizes=kept, verdicts=128, trained=False)], 128),
+    }
+
+
+def _compare(count: dict[str, float | None]) -> dict[str, float | None]:
+    """A count by the paper's rules, also as multiples of two of its models."""
+    from electra.models.paper_flops import BERT_BASE, ELECTRA_SMALL
+
+    train = count["train"]
+    known = {"times_electra_small": ELECTRA_SMALL, "times_bert_base": BERT_BASE}
+    return count | {k: train and train / model.train_flops() for k, model in known.items()}
+
+
+def _parameters(config: "PretrainConfig") -> dict[str, int]:
+    """Parameters of each network, what they share counted in each."""
+    from dataclasses import replace
+
+    import torch
+
+    from electra.models.electra import Generator
+    from electra.models.encoder import Encoder
+    from electra.objectives.kinds import build
+    from electra.objectives.objective import Ids
+
+    model = replace(config.model, start="paper")  # shapes alone, so no weights need a start
+    with torch.device("meta"):
+        if config.objective.kind == "mlm":  # asks for the ids of words, which shapes do not have
+            parts: dict[str, torch.nn.Module] = {"mlm": Generator(Encoder(model))}
+        else:
+            ids = Ids(mask=0, special=())
+            parts = dict(build(config.objective, model, config.generator, ids).named_children())
+    sizes = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
+    return {name: size for name, size in sizes.items() if size}
+
+
+def _show_paper(rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(title="Compute by the paper's rules", title_justify="left", box=None)
+    table.add_column("model")
+    for column in ("training", "published", "", "inference (128)", "published"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            row["model"],
+            _flops(row["train"]),
+            f"{row['train_published']:.1e}",
+            f"{row['train'] / row['train_published'] - 1:+.1%}",
+            _flops(row["inference"]),
+            "" if row["inference_published"] is None else f"{row['inference_published']:.1e}",
+        )
+    console, _ = consoles()
+    console.print(table)
+    console.print("ELECTRA-Small: the authors' own counter gives 1.29e18 as well.", highlight=False)
+
+
+def _show_recipe(found: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    paper, ours, length = found["paper"], found["hardware"], found["length"]
+    title = Text(f"{found['recipe']}, {found['budget']}, {found['batch']} rows of {length} a step")
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("FLOPs")
+    table.add_column("paper's rules", justify="right")
+    table.add_column("hardware", justify="right")
+    table.add_row("training", _flops(paper["train"]), _flops(ours["train"]))
+    known = {"times_electra_small": "ELECTRA-Small", "times_bert_base": "BERT-Base"}
+    for key, name in known.items():
+        times = "-" if paper[key] is None else f"{paper[key]:.3g}"
+        table.add_row(f"  x the paper's {name}", times, "")
+    table.add_row("training, a token", _flops(paper["per_token"]), _flops(ours["per_token"]))
+    uses = {length: "inference", 128: "inference_128"}
+    for n, key in uses.items() if length != 128 else [(128, "inference")]:
+        table.add_row(f"inference, a row of {n}", _flops(paper[key]), _flops(ours[key]))
+    console, _ = consoles()
+    console.print(table)
+    sizes = ", ".join(f"{name} {n:,}" for name, n in found["parameters"].items())
+    steps = (
+        ""
+        if found["steps"] is None
+        else f" {found['steps']:,} steps, {found['tokens']:.3g} tokens."
+    )
+    for line in (f"Parameters: {sizes}.{steps}", *found["notes"]):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def _flops(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2e}"

@@ -1,0 +1,203 @@
+"""Compute by the rules of the paper, and the models that it compares.
+
+The paper counts every operation, not the matrix products alone; takes a lookup for the product of a
+one-hot vector with the table; and lets the backward pass cost as much as the forward pass. So its
+figures compare with each other, not with what a device does (see flops.py for that).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from electra.models.electra import GeneratorConfig, generator_sizes
+from electra.models.encoder import EncoderConfig
+from electra.models.flops import Work
+
+# Operations per element.
+DROPOUT = 4
+LAYER_NORM = 5
+ACTIVATION = 8
+SOFTMAX = 5
+
+PAPER_VOCABULARY = 30522
+PREDICTED = 0.15625
+"""Share of the positions whose word is predicted: 20 of 128, 80 of 512."""
+
+
+def layer_flops(sizes: EncoderConfig, length: int) -> int:
+    """Forward operations of one token in one layer."""
+    h, inner = sizes.hidden, sizes.feed_forward_width
+    products = 2 * (4 * h * h + 2 * h * inner) + 2 * 2 * h * length
+    biases = 5 * h + inner
+    scores = length * sizes.head_count * (1 + SOFTMAX + DROPOUT)
+    outputs = 2 * h * (DROPOUT + 1)  # dropout and residual, after attention and after feed-forward
+    # The rules of the published figures miss "x hidden" in the first of the two LayerNorms.
+    norms = LAYER_NORM + LAYER_NORM * h
+    return products + biases + scores + outputs + norms + ACTIVATION * inner
+
+
+def lookup_flops(sizes: EncoderConfig, length: int, *, one_hot: bool = True) -> int:
+    """Forward operations of one token before the first layer."""
+    e = sizes.embedding
+    found = 2 * e * sizes.vocab_size if one_hot else 0
+    found += 2 * e * (length + 2)  # position and segment, one-hot in any case
+    found += e * (2 + LAYER_NORM + DROPOUT)
+    if e != sizes.hidden:
+        found += 2 * e * sizes.hidden + sizes.hidden
+    return found
+
+
+def word_flops(sizes: EncoderConfig) -> int:
+    """Forward operations of one prediction over the vocabulary."""
+    h, e, vocabulary = sizes.hidden, sizes.embedding, sizes.vocab_size
+    dense = 2 * h * e + e * (1 + ACTIVATION + LAYER_NORM)
+    return dense + vocabulary * (2 * e + SOFTMAX + 2)
+
+
+def verdict_flops(sizes: EncoderConfig) -> int:
+    """Forward operations of one prediction of 'replaced'."""
+    h = sizes.hidden
+    return 2 * h * h + h * (1 + ACTIVATION) + 2 * h
+
+
+def paper_forward_flops(work: Work, length: int, *, one_hot: bool = True) -> int:
+    """Forward operations of one row through a network, heads included."""
+    sizes = work.sizes
+    per_token = sizes.layers * layer_flops(sizes, length)
+    per_token += lookup_flops(sizes, length, one_hot=one_hot)
+    heads = work.words * word_flops(sizes) + work.verdicts * verdict_flops(sizes)
+    return length * per_token + heads
+
+
+def paper_row_flops(works: Iterable[Work], length: int, *, one_hot: bool = True) -> int:
+    """Operations of one row in a step: a backward pass costs what the forward pass does."""
+    each = (
+        (2 if w.trained else 1) * w.share * paper_forward_flops(w, length, one_hot=one_hot)
+        for w in works
+    )
+    return round(sum(each))
+
+
+def paper_inference_flops(sizes: EncoderConfig, length: int, *, one_hot: bool = True) -> int:
+    """Operations of using a model on one row, with a head like the discriminator's."""
+    work = Work(sizes=sizes, verdicts=length, trained=False)
+    return paper_row_flops([work], length, one_hot=one_hot)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A model that the paper compares, with its figures as printed."""
+
+    name: str
+    train: float
+    """Training FLOPs as printed."""
+    rows: float
+    """Rows that it was trained on: steps x batch."""
+    length: int = 512
+    works: tuple[Work, ...] = ()
+    """What its networks do; empty where its body is no transformer of the plain kind."""
+    forward: float = 0
+    """Then the forward FLOPs of a row, which the authors took from TensorFlow's counter."""
+    inference: float | None = None
+    """Inference FLOPs of a row of 128 as printed."""
+
+    def train_flops(self) -> float:
+        """Training FLOPs by the rules."""
+        per_row = paper_row_flops(self.works, self.length) if self.works else 2 * self.forward
+        return self.rows * per_row
+
+    def inference_flops(self) -> float | None:
+        """Inference FLOPs of a row of 128 by the rules; the last network is the one kept."""
+        return paper_inference_flops(self.works[-1].sizes, 128) if self.works else None
+
+
+def _sizes(
+    layers: int, hidden: int, embedding: int = 0, vocabulary: int = PAPER_VOCABULARY
+) -> EncoderConfig:
+    return EncoderConfig(
+        layers=layers, hidden=hidden, embedding=embedding or hidden, vocab_size=vocabulary
+    )
+
+
+def _language_model(
+    sizes: EncoderConfig, length: int = 512, predicted: float = PREDICTED
+) -> tuple[Work, ...]:
+    return (Work(sizes=sizes, words=int(predicted * length)),)
+
+
+def _electra(sizes: EncoderConfig, width: float, length: int = 512) -> tuple[Work, ...]:
+    small = generator_sizes(sizes, GeneratorConfig(width=width))
+    # 15.625 % for all sizes, though ELECTRA-Large masks 25 %
+    generator = Work(sizes=small, words=int(PREDICTED * length))
+    return generator, Work(sizes=sizes, verdicts=length)
+
+
+SMALL, BASE, LARGE = _sizes(12, 256, 128), _sizes(12, 768), _sizes(24, 1024)
+
+ELECTRA_SMALL = Published(
+    name="ELECTRA-Small",
+    train=1.4e18,
+    rows=1e6 * 128,
+    length=128,
+    works=_electra(SMALL, 1 / 4, 128),
+    inference=3.7e9,
+)
+BERT_BASE = Published(
+    name="BERT-Base", train=6.4e19, rows=1e6 * 256, works=_language_model(BASE), inference=2.9e10
+)
+
+MODELS = (
+    # 10 passes over 768,648,884 words in batches of 20 x 128, counted by the batch
+    Published(
+        name="ELMo", train=3.3e18, rows=10 * 768_648_884 / (20 * 128), forward=568_093_262_680
+    ),
+    Published(
+        name="GPT",
+        train=4.0e19,
+        rows=960_800 * 128,
+        works=_language_model(_sizes(12, 768, vocabulary=40_000), predicted=1),
+        inference=3.0e10,
+    ),
+    Published(
+        name="BERT-Small",
+        train=1.4e18,
+        rows=1.45e6 * 128,
+        length=128,
+        works=_language_model(SMALL, 128),
+        inference=3.7e9,
+    ),
+    BERT_BASE,
+    Published(name="BERT-Large", train=1.9e20, rows=1e6 * 256, works=_language_model(LARGE)),
+    ELECTRA_SMALL,
+    Published(
+        name="ELECTRA-Base",
+        train=6.4e19,
+        rows=766_000 * 256,
+        works=_electra(BASE, 1 / 3),
+        inference=2.9e10,
+    ),
+    Published(name="ELECTRA-400K", train=7.1e20, rows=400_000 * 2048, works=_electra(LARGE, 1 / 4)),
+    Published(
+        name="ELECTRA-1.75M", train=3.1e21, rows=1_750_000 * 2048, works=_electra(LARGE, 1 / 4)
+    ),
+    Published(
+        name="RoBERTa-100K",
+        train=6.4e20,
+        rows=100_000 * 8000,
+        works=_language_model(_sizes(24, 1024, vocabulary=50_265)),
+    ),
+    Published(
+        name="RoBERTa",
+        train=3.2e21,
+        rows=500_000 * 8000,
+        works=_language_model(_sizes(24, 1024, vocabulary=50_265)),
+    ),
+    # two attention streams; 32 rows counted
+    Published(name="XLNet", train=3.9e21, rows=500_000 * 8192, forward=15_064_773_691_518 / 32),
+    Published(
+        name="ALBERT",
+        train=3.1e22,
+        rows=1.5e6 * 4096,
+        works=_language_model(_sizes(12, 4096, 128, 30_000)),
+    ),
+)
+"""The models of the paper's tables 1, 2 and 3."""

@@ -1,0 +1,90 @@
+"""Adversarial training: the generator learns to raise the discriminator's loss (appendix F).
+
+No gradient passes the sampling, so the generator is trained by REINFORCE. Each drawn position is an
+action of its own, on the assumption that the verdict on a token does not depend on the other
+samples; its reward R is the discriminator's loss there.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from electra.models.electra import Discriminator, Generator
+from electra.objectives.batch import Batch
+from electra.objectives.corrupt import Masked, put
+from electra.objectives.objective import Outcome, Sums, add_up, generator_sums, loss_at
+from electra.objectives.rtd import SUMS, ReplacedTokenDetection, detection_sums, summarise
+from electra.objectives.settings import ObjectiveConfig
+
+
+class Adversarial(ReplacedTokenDetection):
+    """Detection against a generator that is told nothing but how well it misled."""
+
+    names = (*SUMS, "reward", "baseline_loss")
+
+    def __init__(
+        self,
+        config: ObjectiveConfig,
+        generator: Generator,
+        discriminator: Discriminator,
+        *,
+        mask_id: int,
+        special: Sequence[int],
+    ) -> None:
+        super().__init__(config, generator, discriminator, mask_id=mask_id, special=special)
+        # b = -log sigmoid(w h): it begins at log 2, the loss of a discriminator that knows nothing
+        self.baseline = nn.Linear(generator.encoder.config.hidden, 1, bias=False)
+        nn.init.zeros_(self.baseline.weight)
+
+    def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
+        c = self.config
+        ids, segments, real = batch
+        assert isinstance(self.generator, Generator)
+        states = self.generator.states(masked.inputs, segments, real, masked.positions)
+        logits = self.generator.predict(states).float()
+        samples = self.sample(logits, masked)
+        corrupted = put(ids, masked.positions, samples, masked.drawn)
+        replaced = corrupted != ids
+
+        scores = self.discriminator(corrupted, segments, real).float()
+        bce = F.binary_cross_entropy_with_logits(scores, replaced.float(), reduction="none")
+        detection_loss = (bce * real).sum()
+
+        reward = bce.detach().gather(1, masked.positions)  # (batch, slots)
+        # The states are cut off: the baseline judges the generator and does not teach it.
+        expected = self.baseline(states.detach()).squeeze(-1).float()
+        gain = reward + F.logsigmoid(expected.detach())  # R - b
+        chance = self.log_chance(logits, samples, masked)
+        raised = (chance * gain * masked.drawn).sum()
+        # The discriminator's probability of the right verdict is exp(-R): cross-entropy to that
+        miss = F.binary_cross_entropy_with_logits(expected, (-reward).exp(), reduction="none")
+        baseline_loss = (miss * masked.drawn).sum()
+
+        taught = c.generator_weight * (baseline_loss - raised) / totals[0]
+        loss = taught + c.discriminator_weight * detection_loss / totals[1]
+        with torch.no_grad():
+            generated = generator_sums(logits, samples, masked, loss_at(logits, masked))
+            detected = detection_sums(batch, detection_loss, replaced, scores, real)
+            sums = add_up(*generated, *detected, reward * masked.drawn, baseline_loss)
+        return Outcome(loss, sums, corrupted, replaced, scores.detach(), real)
+
+    def log_chance(self, logits: Tensor, samples: Tensor, masked: Masked) -> Tensor:
+        """How likely each sample was, under the distribution that it was drawn from."""
+        scores = logits / self.config.temperature
+        if self.config.exclude_true:
+            scores = scores.scatter(-1, masked.originals[..., None], float("-inf"))
+        return scores.log_softmax(-1).gather(-1, samples[..., None]).squeeze(-1)  # (batch, slots)
+
+    def summarise(self, sums: Sums) -> dict[str, float]:
+        """`loss` is the discriminator's: the two networks do not pull on one rope."""
+        figures, masked = summarise(sums, self.config), max(sums["masked"], 1)
+        return figures | {
+            "loss": self.config.discriminator_weight * figures["detection_loss"],
+            "reward": sums["reward"] / masked,
+            "baseline_loss": sums["baseline_loss"] / masked,
+        }
+
+    def guessing_loss(self, entropy: float) -> float:
+        return float("inf")  # nobody teaches it words

@@ -1,0 +1,103 @@
+"""All-Tokens MLM: predict the word at every position, with a gate that may copy it (section 3.4).
+
+The paper calls it a combination of BERT and ELECTRA: the gate D is a detector of replaced words,
+and the output is D x the word that is there + (1 - D) x the softmax.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from electra.models.electra import Generator
+from electra.models.encoder import glorot_linear
+from electra.models.simple import FrequencyGenerator
+from electra.objectives.batch import Batch
+from electra.objectives.corrupt import Masked, put
+from electra.objectives.objective import (
+    GENERATOR_SUMS,
+    Ids,
+    Outcome,
+    Sums,
+    add_up,
+    generator_figures,
+    generator_sums,
+)
+from electra.objectives.replace_mlm import ReplaceMlm
+from electra.objectives.settings import ObjectiveConfig
+
+
+class AllTokensMlm(ReplaceMlm):
+    """The gate is trained through the mixture, and by its own loss: is this word the original?"""
+
+    names = (
+        *GENERATOR_SUMS,
+        *("tokens", "replaced", "model_loss", "model_right", "gate_loss", "flagged", "caught"),
+    )
+    auc = "gate_auc"
+
+    def __init__(
+        self,
+        config: ObjectiveConfig,
+        generator: Generator | FrequencyGenerator,
+        mlm: Generator,
+        ids: Ids,
+    ) -> None:
+        super().__init__(config, generator, mlm, ids)
+        self.gate = glorot_linear(mlm.encoder.config.hidden, 1)
+
+    def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
+        c = self.config
+        ids, segments, real = batch
+        guesses, mlm_loss = self.guess(batch, masked)
+        samples = self.sample(guesses, masked)
+        corrupted = put(ids, masked.positions, samples, masked.drawn)
+        replaced = corrupted != ids
+
+        hidden = self.mlm.encoder(corrupted, segments, real)
+        logits = self.mlm.predict(hidden).float()  # (batch, length, vocabulary)
+        copy = self.gate(hidden).squeeze(-1).float()  # (batch, length) the logit of D
+        words = -F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none").view_as(ids)
+        nll = -mixture(copy, words, replaced)
+        gate = F.binary_cross_entropy_with_logits(-copy, replaced.float(), reduction="none")
+        model_loss, gate_loss = (nll * real).sum(), (gate * real).sum()
+        kept = (c.model_weight * model_loss + c.gate_weight * gate_loss) / totals[1]
+        loss = c.generator_weight * mlm_loss / totals[0] + kept
+        with torch.no_grad():
+            flagged = (copy < 0) & real
+            right = (best_guess(logits, copy, corrupted) == ids).gather(1, masked.positions)
+            sums = add_up(
+                *generator_sums(guesses, samples, masked, mlm_loss),
+                *(real, replaced, model_loss, right & masked.drawn),
+                *(gate_loss, flagged, flagged & replaced),
+            )
+        return Outcome(loss, sums, corrupted, replaced, -copy.detach(), real)
+
+    def summarise(self, sums: Sums) -> dict[str, float]:
+        c, tokens = self.config, max(sums["tokens"], 1)
+        figures = generator_figures(sums)
+        model_loss, gate_loss = sums["model_loss"] / tokens, sums["gate_loss"] / tokens
+        kept = c.model_weight * model_loss + c.gate_weight * gate_loss
+        return {
+            "loss": c.generator_weight * figures["mlm_loss"] + kept,
+            **figures,
+            "replaced_rate": sums["replaced"] / tokens,
+            "model_loss": model_loss,
+            "model_accuracy": sums["model_right"] / max(sums["masked"], 1),
+            "gate_loss": gate_loss,
+            "gate_precision": sums["caught"] / max(sums["flagged"], 1),
+            "gate_recall": sums["caught"] / max(sums["replaced"], 1),
+        }
+
+
+def mixture(copy: Tensor, words: Tensor, replaced: Tensor) -> Tensor:
+    """log(D [the word is the original] + (1 - D) p), from the logit of D and log p."""
+    predicted = F.logsigmoid(-copy) + words
+    return torch.where(replaced, predicted, torch.logaddexp(F.logsigmoid(copy), predicted))
+
+
+def best_guess(logits: Tensor, copy: Tensor, corrupted: Tensor) -> Tensor:
+    """The most likely word of the mixture: the softmax's, or the one that is there."""
+    scores = logits.log_softmax(-1) + F.logsigmoid(-copy)[..., None]
+    here = scores.gather(-1, corrupted[..., None]).squeeze(-1)
+    best, word = scores.max(-1)
+    return torch.where(torch.logaddexp(here, F.logsigmoid(copy)) >= best, corrupted, word)

@@ -1,0 +1,55 @@
+"""BERT: masked language modelling with masks that are drawn anew at each step (section 3.4)."""
+
+import torch
+from torch import Tensor
+
+from electra.models.electra import Discriminator, Generator
+from electra.objectives.batch import Batch
+from electra.objectives.corrupt import Masked, put
+from electra.objectives.objective import Ids, Objective, Outcome, Sums, add_up, loss_at
+from electra.objectives.settings import ObjectiveConfig
+
+
+class MaskedLanguageModel(Objective):
+    """One network, of the size that a discriminator would have; there is no generator."""
+
+    names = ("masked", "model_loss", "model_right")
+
+    def __init__(self, config: ObjectiveConfig, mlm: Generator, ids: Ids) -> None:
+        super().__init__(config, mlm.encoder.config.table_rows, ids)
+        self.mlm = mlm
+        words = (self.maskable & ~mlm.absent).nonzero().flatten()
+        self.words: Tensor
+        self.register_buffer("words", words, persistent=False)  # what may stand in a text
+
+    def mask(self, batch: Batch) -> Masked:
+        """Some of the positions that still show their token show a random one, as in BERT."""
+        c = self.config
+        masked = super().mask(batch)
+        if not c.mask_random:
+            return masked
+        shape, device = masked.positions.shape, masked.positions.device
+        visible = masked.drawn & (masked.inputs.gather(1, masked.positions) != self.mask_id)
+        chosen = visible & (torch.rand(shape, device=device) < c.mask_random / (1 - c.mask_shown))
+        random = self.words[torch.randint(len(self.words), shape, device=device)]
+        return masked._replace(inputs=put(masked.inputs, masked.positions, random, chosen))
+
+    def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
+        inputs = (masked.inputs, batch.segments, batch.real, masked.positions)
+        logits = self.mlm(*inputs).float()
+        model_loss = loss_at(logits, masked)
+        with torch.no_grad():
+            right = (logits.argmax(-1) == masked.originals) & masked.drawn
+            sums = add_up(masked.drawn, model_loss, right)
+        return Outcome(model_loss / totals[0], sums)
+
+    def summarise(self, sums: Sums) -> dict[str, float]:
+        loss = sums["model_loss"] / max(sums["masked"], 1)
+        accuracy = sums["model_right"] / max(sums["masked"], 1)
+        return {"loss": loss, "model_loss": loss, "model_accuracy": accuracy}
+
+    def guessing_loss(self, entropy: float) -> float:
+        return (self.config.mask_shown + self.config.mask_random) * entropy
+
+    def networks(self) -> dict[str, Generator | Discriminator]:
+        return {"mlm": self.mlm}

@@ -1,0 +1,173 @@
+"""What the loop asks of an objective: exercises, a loss, sums for the figures, and what to keep."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from electra.models.electra import Discriminator, Generator
+from electra.models.simple import FrequencyGenerator
+from electra.objectives.batch import Batch
+from electra.objectives.corrupt import Masked, mask_tokens, sample_tokens
+from electra.objectives.settings import ObjectiveConfig
+
+Sums = Mapping[str, float]
+
+
+class Ids(NamedTuple):
+    """What an objective knows of the vocabulary."""
+
+    mask: int
+    special: Sequence[int]
+    absent: Sequence[int] = ()
+
+
+class Outcome(NamedTuple):
+    """The result of one forward pass; an objective without verdicts leaves them out."""
+
+    loss: Tensor
+    sums: Tensor  # (len(names),) in fp32
+    corrupted: Tensor | None = None  # (batch, length) what the kept network read
+    replaced: Tensor | None = None  # (batch, length) the labels
+    scores: Tensor | None = None  # (batch, length) the logits
+    judged: Tensor | None = None  # (batch, length) where they count
+
+
+class Objective(nn.Module):
+    """Networks and the loss that trains them; `forward(batch, masked, totals)` is an `Outcome`."""
+
+    names: ClassVar[tuple[str, ...]] = ()
+    """What a step adds up. Ratios are taken of the sums over many batches, never averaged."""
+    auc: ClassVar[str] = "auc"
+    """The figure that tells how well scores rank replaced tokens above the others."""
+
+    def __init__(self, config: ObjectiveConfig, rows: int, ids: Ids) -> None:
+        super().__init__()
+        self.config = config
+        self.mask_id = ids.mask
+        self.rate = config.mask_rate
+        maskable = torch.ones(rows, dtype=torch.bool)
+        maskable[list(ids.special)] = False
+        self.maskable: Tensor
+        self.register_buffer("maskable", maskable, persistent=False)
+
+    def reach(self, progress: float) -> bool:
+        """Be told where the run is before each step; True if a stage with another loss begins."""
+        self.rate = self.config.rate_at(progress)
+        return False
+
+    def stages(self) -> Iterator[None]:
+        """Be in each stage in turn: a rehearsal has to see them all."""
+        yield
+
+    def phase(self, progress: float) -> float:
+        """Progress within the present stage, which schedule and watch go by."""
+        return progress
+
+    def mask(self, batch: Batch) -> Masked:
+        """The generator's exercise for a whole batch, before it is cut into micro-batches."""
+        c = self.config
+        return mask_tokens(
+            batch.ids,
+            batch.real,
+            self.maskable,
+            self.mask_id,
+            rate=self.rate if self.training else c.mask_rate,
+            top_rate=c.top_rate,
+            shown=c.mask_shown,
+            rounding=c.count,
+            draw=c.draw,
+        )
+
+    def totals(self, batch: Batch, masked: Masked) -> Tensor:
+        """The denominators of the losses, counted over a whole batch."""
+        return totals_of(batch, masked)
+
+    def summarise(self, sums: Sums) -> dict[str, float]:
+        """The figures people look at, from sums over any number of batches."""
+        raise NotImplementedError
+
+    def guessing_loss(self, entropy: float) -> float:
+        """Loss of a network that guesses words by their frequency; infinite where none learns."""
+        return self.config.mask_shown * entropy  # what is not hidden behind [MASK] costs nothing
+
+    def networks(self) -> dict[str, Generator | Discriminator]:
+        """What a checkpoint exports, under the names of the folders."""
+        raise NotImplementedError
+
+
+class Corrupting(Objective):
+    """An objective whose generator fills the drawn positions."""
+
+    generator: Generator | FrequencyGenerator
+
+    def guess(self, batch: Batch, masked: Masked) -> tuple[Tensor, Tensor]:
+        """The generator's logits at the drawn positions, and its loss there, summed."""
+        inputs = (masked.inputs, batch.segments, batch.real, masked.positions)
+        logits = self.generator(*inputs).float()
+        return logits, loss_at(logits, masked)
+
+    def sample(self, logits: Tensor, masked: Masked) -> Tensor:
+        """One token for each slot; no gradient flows through it."""
+        excluded = masked.originals if self.config.exclude_true else None
+        return sample_tokens(logits, self.config.temperature, excluded)
+
+    def guessing_loss(self, entropy: float) -> float:
+        learns = isinstance(self.generator, Generator)
+        return super().guessing_loss(entropy) if learns else float("inf")
+
+    def exported_generator(self) -> dict[str, Generator | Discriminator]:
+        """The generator's folder, if it has weights."""
+        return {"generator": self.generator} if isinstance(self.generator, Generator) else {}
+
+
+GENERATOR_SUMS = (
+    "masked",  # positions that were drawn
+    "mlm_loss",
+    "guessed",  # the generator's best guess is the true token
+    "sampled_true",  # its sample is the true token
+)
+
+
+def generator_sums(
+    logits: Tensor, samples: Tensor, masked: Masked, loss: Tensor
+) -> tuple[Tensor, ...]:
+    """In the order of `GENERATOR_SUMS`."""
+    right = (logits.argmax(-1) == masked.originals) & masked.drawn
+    return masked.drawn, loss, right, (samples == masked.originals) & masked.drawn
+
+
+def generator_figures(sums: Sums) -> dict[str, float]:
+    """The generator's part of the figures."""
+    masked = max(sums["masked"], 1)
+    return {
+        "mlm_loss": sums["mlm_loss"] / masked,
+        "generator_accuracy": sums["guessed"] / masked,
+        "generator_sampled_accuracy": sums["sampled_true"] / masked,
+    }
+
+
+def loss_at(logits: Tensor, masked: Masked) -> Tensor:
+    """Cross-entropy of the true tokens at the drawn positions, summed."""
+    nll = F.cross_entropy(logits.flatten(0, 1), masked.originals.flatten(), reduction="none")
+    # Not a product: a slot that is not used may hold a token that has no probability at all.
+    return torch.where(masked.drawn.flatten(), nll, 0.0).sum()
+
+
+def add_up(*counted: Tensor) -> Tensor:
+    """Each of them summed, in fp32."""
+    return torch.stack([x.detach().sum(dtype=torch.float32) for x in counted])
+
+
+def at_positions(masked: Masked, length: int) -> Tensor:
+    """The drawn positions as a map of the rows."""
+    flags = torch.zeros(len(masked.positions), length, device=masked.positions.device)
+    flags = flags.scatter_reduce(1, masked.positions, masked.drawn.float(), "amax")
+    return flags > 0  # (batch, length)
+
+
+def totals_of(batch: Batch, masked: Masked) -> Tensor:
+    """Masked and real tokens of a batch: the denominators of the two losses."""
+    return torch.stack([masked.drawn.sum(), batch.real.sum()]).clamp_min(1)

@@ -1,0 +1,106 @@
+"""What is learned from: the objective of a run and its settings."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from electra.errors import UserError
+from electra.objectives.corrupt import Draw, Rounding
+
+Kind = Literal[
+    "rtd",
+    "rtd-masked",
+    "mlm",
+    "replace-mlm",
+    "all-tokens-mlm",
+    "two-stage",
+    "adversarial",
+    "electric",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveConfig:
+    """The objective; by default the one of the paper."""
+
+    kind: Kind = "rtd"
+    """'rtd' is ELECTRA; 'rtd-masked' judges the masked positions alone (ELECTRA 15 %); 'mlm' is
+    BERT; 'replace-mlm' and 'all-tokens-mlm' predict words from the generator's samples; 'two-stage'
+    trains one network after the other; 'adversarial' has the generator raise the discriminator's
+    loss; 'electric' is the energy-based cloze model."""
+    mask_rate: float = 0.15
+    """Share of a row's tokens that the generator predicts and its samples replace."""
+    mask_rate_end: float = 0.0
+    """Mask rate at the end of the run, approached linearly; 0 stays at mask_rate. Held-out figures
+    are always taken at mask_rate, so that they compare."""
+    mask_shown: float = 0.85
+    """Share of the drawn positions that the generator sees as [MASK]; the others keep their token.
+    The released code has 0.85, the paper's text speaks of masking all of them: 1.0."""
+    mask_random: float = 0.0
+    """mlm: share of the drawn positions that show a random word; BERT's 80/10/10 is
+    objective.mask_shown=0.8 objective.mask_random=0.1."""
+    count: Rounding = "round"
+    """How mask_rate x tokens becomes a number: 'round' as the released code (19 of 128),
+    'ceil' as the paper's text (20 of 128)."""
+    draw: Draw = "distinct"
+    """'distinct' draws each position at most once; 'repeated' draws with replacement as the
+    released code does, so that fewer tokens (13.8 % of 128) are masked."""
+    temperature: float = 1.0
+    """Temperature of the generator's samples."""
+    exclude_true: bool = False
+    """Never sample the true token, so that each drawn position is replaced."""
+    generator_weight: float = 1.0
+    """Weight of the generator's loss, mostly masked language modelling."""
+    discriminator_weight: float = 50.0
+    """Weight of the detection loss."""
+    model_weight: float = 1.0
+    """replace-mlm, all-tokens-mlm: weight of the loss of the network that is kept."""
+    gate_weight: float = 1.0
+    """all-tokens-mlm: weight of the copy gate's own loss, which tells it where to copy; 0 leaves
+    the gate to the loss of the mixture, as the paper's text has it."""
+    copy_start: bool = True
+    """two-stage: start the discriminator from the generator's weights, which needs equal sizes;
+    without it the discriminator may never leave the majority class."""
+
+    def __post_init__(self) -> None:
+        shares = (self.mask_shown, self.mask_random, self.mask_shown + self.mask_random)
+        if not 0 < self.mask_rate < 1 or not all(0 <= share <= 1 for share in shares):
+            raise UserError("objective.mask_rate and mask_shown are shares between 0 and 1.")
+        if not 0 <= self.mask_rate_end < 1:
+            raise UserError("objective.mask_rate_end is a share between 0 and 1; 0 is no schedule.")
+        if self.temperature <= 0:
+            raise UserError("objective.temperature must be above 0.")
+        refusals = (
+            (
+                self.mask_random > 0 and self.kind != "mlm",
+                "objective.mask_random puts random words into the input of a masked language model "
+                "that is kept: use it with objective.kind=mlm, or leave it at 0.",
+            ),
+            (
+                not self.copy_start and self.kind != "two-stage",
+                "objective.copy_start says how the second of two stages begins: use it with "
+                "objective.kind=two-stage, or leave it at true.",
+            ),
+            (
+                self.draw == "repeated" and self.kind in ("adversarial", "electric"),
+                f"objective.kind={self.kind} has one sample for each position: leave "
+                "objective.draw at distinct.",
+            ),
+            (
+                self.exclude_true and self.kind == "electric",
+                "objective.kind=electric needs the probability of every sample, the true token "
+                "included: leave objective.exclude_true at false.",
+            ),
+        )
+        for refused, sentence in refusals:
+            if refused:
+                raise UserError(sentence)
+
+    @property
+    def top_rate(self) -> float:
+        """The highest mask rate of the run."""
+        return max(self.mask_rate, self.mask_rate_end)
+
+    def rate_at(self, progress: float) -> float:
+        """The mask rate of the step that starts at `progress`."""
+        end = self.mask_rate_end or self.mask_rate
+        return self.mask_rate + (end - self.mask_rate) * min(progress, 1.0)

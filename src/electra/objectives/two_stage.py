@@ -1,0 +1,114 @@
+"""Two stages: the generator learns alone, then the discriminator from it (section 3.2).
+
+In the first half of the run the generator learns to fill masks. At the half the discriminator takes
+over the generator's encoder, if `copy_start` says so, and learns to detect its samples; the
+generator is frozen. Each stage has a whole learning-rate schedule of its own.
+
+Adam: a network that has no loss has no gradient, so neither its weights nor its two means move. The
+discriminator's means are therefore zero when it begins, and the warm-up of its stage follows; those
+of the frozen generator stay what they were and are not used any more.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from electra.models.electra import Discriminator, Generator
+from electra.objectives.batch import Batch
+from electra.objectives.corrupt import Masked, put
+from electra.objectives.objective import Outcome, Sums, add_up, generator_figures, generator_sums
+from electra.objectives.rtd import ReplacedTokenDetection, detection_sums, summarise
+from electra.objectives.settings import ObjectiveConfig
+
+HALF = 0.5
+"""Progress at which the second stage begins."""
+
+
+class TwoStage(ReplacedTokenDetection):
+    """One network after the other."""
+
+    def __init__(
+        self,
+        config: ObjectiveConfig,
+        generator: Generator,
+        discriminator: Discriminator,
+        *,
+        mask_id: int,
+        special: Sequence[int],
+    ) -> None:
+        super().__init__(config, generator, discriminator, mask_id=mask_id, special=special)
+        self.stage: Tensor  # saved: at the half itself, nothing else tells whether it has begun
+        self.register_buffer("stage", torch.ones((), dtype=torch.int32))
+        self._second: bool | None = None  # the same on the host, which waits for it only once
+
+    @property
+    def second(self) -> bool:
+        """Whether the discriminator learns."""
+        if self._second is None:
+            self._second = int(self.stage) == 2
+        return self._second
+
+    @torch.no_grad()
+    def reach(self, progress: float) -> bool:
+        super().reach(progress)
+        if progress < HALF or self.second:
+            return False
+        if self.config.copy_start:
+            assert isinstance(self.generator, Generator)
+            theirs = self.generator.encoder.state_dict()
+            self.discriminator.encoder.load_state_dict(theirs)
+        self.stage.fill_(2)
+        self._second = True
+        return True
+
+    def stages(self) -> Iterator[None]:
+        now = self.second
+        try:
+            for self._second in (False, True):
+                yield
+        finally:
+            self._second = now
+
+    def phase(self, progress: float) -> float:
+        """Each half is a whole run."""
+        return min(1.0, (progress - HALF) / (1 - HALF) if progress >= HALF else progress / HALF)
+
+    def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
+        return (self.detect if self.second else self.learn_words)(batch, masked, totals)
+
+    def learn_words(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
+        """The first stage: masked language modelling; the discriminator is not asked."""
+        logits, mlm_loss = self.guess(batch, masked)
+        with torch.no_grad():
+            generated = generator_sums(logits, self.sample(logits, masked), masked, mlm_loss)
+            nothing = [torch.zeros(1, device=logits.device)] * (len(self.names) - len(generated))
+            sums = add_up(*generated, *nothing)
+        return Outcome(mlm_loss / totals[0], sums)
+
+    def detect(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
+        """The second stage: the detection loss alone."""
+        ids, segments, real = batch
+        with torch.no_grad():
+            logits, mlm_loss = self.guess(batch, masked)
+            samples = self.sample(logits, masked)
+        corrupted = put(ids, masked.positions, samples, masked.drawn)
+        replaced = corrupted != ids
+        scores = self.discriminator(corrupted, segments, real).float()
+        bce = F.binary_cross_entropy_with_logits(scores, replaced.float(), reduction="none")
+        detection_loss = (bce * real).sum()
+        with torch.no_grad():
+            generated = generator_sums(logits, samples, masked, mlm_loss)
+            detected = detection_sums(batch, detection_loss, replaced, scores, real)
+            sums = add_up(*generated, *detected)
+        loss = self.config.discriminator_weight * detection_loss / totals[1]
+        return Outcome(loss, sums, corrupted, replaced, scores.detach(), real)
+
+    def summarise(self, sums: Sums) -> dict[str, float]:
+        """As for joint training, but `loss` is what the present stage lowers."""
+        if not sums["judged"]:
+            figures = generator_figures(sums)
+            return {"loss": figures["mlm_loss"], **figures}
+        figures = summarise(sums, self.config)
+        return figures | {"loss": self.config.discriminator_weight * figures["detection_loss"]}

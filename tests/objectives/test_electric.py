@@ -1,0 +1,145 @@
+"""Electric: the noise-contrastive loss, the two towers, and what teaches what."""
+
+import math
+
+import pytest
+import torch
+
+from electra.objectives.electric import prior
+
+
+def test_the_towers_look_at_everything_but_the_word_itself(make, batch):
+    towers = make("electric").generator
+    ids, segments, real = (t[:1] for t in batch)  # a full row
+    before = towers(ids, segments, real)[..., :60]
+    for place in (1, 17, 38):
+        other = ids.clone()
+        other[0, place] = 5 + (ids[0, place] - 4) % 50
+        changed = (towers(other, segments, real)[..., :60] - before).abs().amax(-1)[0] > 1e-6
+        assert not changed[place]
+        assert changed[[p for p in range(40) if p != place]].all()
+
+
+def test_padding_is_not_read(make, batch):
+    towers = make("electric").generator
+    before = towers(*batch)
+    assert before[..., :60].isfinite().all()
+    other = batch._replace(ids=torch.where(batch.real, batch.ids, 9))
+    after = towers(*other)
+    torch.testing.assert_close(after[batch.real], before[batch.real])
+
+
+def test_the_loss_against_the_formula(make, batch, ask):
+    """-log k q / ((n - k) p + k q) for noise, -log of the rest for data; p = exp(-E)."""
+    objective = make("electric", generator_weight=0.6, discriminator_weight=7.0, temperature=1.5)
+    with torch.no_grad():
+        objective.discriminator.score.weight *= 20  # energies that differ
+    masked, outcome, sums = ask(objective, batch)
+    logits = objective.generator(*batch).detach().double()
+    energies = objective.discriminator(outcome.corrupted, batch.segments, batch.real).double()
+    cloze, nce = [], []
+    for row in range(len(batch.ids)):
+        places = [p for p in range(40) if batch.real[row, p] and batch.ids[row, p] not in (2, 3)]
+        noise = {int(p) for p in masked.positions[row][masked.drawn[row]]}
+        n, k = len(places), len(noise)
+        for place in places:
+            true, here = int(batch.ids[row, place]), int(outcome.corrupted[row, place])
+            cloze.append(-math.log(logits[row, place].softmax(0)[true]))
+            q = (logits[row, place] / 1.5).softmax(0)[here].item()
+            p = math.exp(-energies[row, place].item())
+            is_noise = k * q / ((n - k) * p + k * q)
+            nce.append(-math.log(is_noise if place in noise else 1 - is_noise))
+            expected = math.log(is_noise / (1 - is_noise))
+            assert outcome.scores[row, place].item() == pytest.approx(expected, abs=1e-3)
+            assert bool(outcome.replaced[row, place]) == (place in noise)  # also a true sample
+    expected = 0.6 * sum(cloze) / len(cloze) + 7 * sum(nce) / len(nce)
+    assert outcome.loss.item() == pytest.approx(expected, rel=1e-5)
+    figures = objective.summarise(sums)
+    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+    assert figures["detection_loss"] == pytest.approx(sum(nce) / len(nce), rel=1e-5)
+    assert outcome.judged.sum() == len(nce)
+    assert not {"recall", "precision"} & figures.keys()  # a perfect model flags nothing
+
+
+def test_noise_that_is_the_true_token_is_noise(make, batch, ask):
+    objective = make("electric")
+    with torch.no_grad():
+        objective.generator.bias[9] = 1e3  # always this token
+    masked, outcome, _ = ask(
+        objective, batch._replace(ids=torch.where(batch.ids > 4, 9, batch.ids))
+    )
+    assert torch.equal(outcome.replaced.sum(1), masked.drawn.sum(1))
+    assert (outcome.replaced.sum(1) > 0).all()
+
+
+def test_the_odds_before_anything_is_read():
+    noise = torch.tensor([[True, True, False, False, False], [True, False, False, False, False]])
+    words = torch.tensor([[True, True, True, True, True], [True, False, False, False, False]])
+    assert prior(noise, words).flatten().tolist() == pytest.approx([math.log(2 / 3), 0.0])
+
+
+def test_the_right_energies_are_where_the_loss_is_least():
+    """Data from p, noise from q, k of n: the gradient is zero at E = -log p, and only there."""
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.2, 0.6])
+    n, k = 20, 3
+
+    def gradient(energies):
+        energies = energies.clone().requires_grad_()
+        logit = energies + q.log() + math.log(k / (n - k))
+        loss = -(n - k) * (p * torch.nn.functional.logsigmoid(-logit)).sum()
+        loss = loss - k * (q * torch.nn.functional.logsigmoid(logit)).sum()
+        return torch.autograd.grad(loss, energies)[0]
+
+    assert gradient(-p.log()).abs().max() < 1e-6
+    assert gradient(-p.log() + 0.1).abs().min() > 1e-3  # normalised without being told
+
+
+def test_who_is_taught(make, batch, reached):
+    found = reached(make("electric", generator_weight=0.0), batch)
+    assert not {n for n in found if n.startswith("generator.")}
+    objective = make("electric", discriminator_weight=0.0)
+    found = reached(objective, batch)
+    shared = "discriminator.encoder.embeddings."
+    assert {n for n in found if n.startswith("discriminator.")} == {
+        n for n, _ in objective.named_parameters() if n.startswith(shared)
+    }
+    assert {n for n, _ in objective.named_parameters() if n.startswith("generator.")} <= found
+
+
+@pytest.mark.parametrize("share", ["embeddings", "none", "gdes"])
+def test_the_towers_read_one_table(share, make, batch, ask):
+    objective = make("electric", generator={"share": share})
+    towers = objective.generator
+    assert towers.forwards.embeddings is towers.backwards.embeddings
+    mine = objective.discriminator.encoder.embeddings
+    assert (towers.forwards.embeddings is mine) == (share == "embeddings")
+    assert ask(objective, batch)[1].loss.isfinite()
+    assert list(objective.networks()) == ["discriminator"]  # transformers has no towers
+
+
+def test_the_command_that_scores(tiny, tmp_path, console, capsys, monkeypatch):
+    """A line per sentence; a model of another kind is refused in a sentence."""
+    import sys
+    from dataclasses import replace
+
+    from electra.cli import run_app
+    from electra.hub.ask import score_sentences
+    from electra.train.pretrain import start
+
+    electric = replace(tiny, objective=replace(tiny.objective, kind="electric"))
+    for name, config in (("electric", electric), ("rtd", tiny)):
+        short = replace(config, train=replace(config.train, budget="2steps"))
+        assert start(short, tmp_path / name, console) == 0
+    texts = ["the old farmer", "a tired baker in the oven"]
+    (tmp_path / "x.txt").write_text("\n".join(texts) + "\n\n")
+    monkeypatch.setattr(
+        sys, "argv", ["electra", "score", str(tmp_path / "electric"), str(tmp_path / "x.txt")]
+    )
+    assert run_app() == 0
+    found = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+    assert found == pytest.approx(score_sentences(str(tmp_path / "electric"), texts), abs=1e-3)
+    monkeypatch.setattr(
+        sys, "argv", ["electra", "score", str(tmp_path / "rtd"), str(tmp_path / "x.txt")]
+    )
+    assert run_app() == 2
+    assert "objective.kind=electric" in capsys.readouterr().err

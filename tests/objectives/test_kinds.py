@@ -1,0 +1,132 @@
+"""Every objective: what must not be put together, the mask rate, micro-batches, no surprises."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from electra.config import override
+from electra.errors import UserError
+from electra.objectives.batch import Batch
+from electra.objectives.corrupt import Masked, slots_for
+from electra.objectives.kinds import KINDS
+from electra.objectives.settings import ObjectiveConfig
+from electra.recipes import recipe
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ("objective.kind=bert", "'objective.kind' is one of rtd, rtd-masked, mlm"),
+        ("objective.kind=two-stage", "cannot share weights: set generator.share=none"),
+        (
+            "objective.kind=two-stage generator.share=none",
+            "same size: set generator.width=1 generator.depth=1, or objective.copy_start=false",
+        ),
+        (
+            "objective.kind=two-stage generator.share=none generator.width=1 generator.depth=0.5",
+            "same size",
+        ),
+        ("objective.copy_start=false", "use it with objective.kind=two-stage"),
+        ("objective.mask_random=0.1", "objective.kind=mlm"),
+        ("objective.kind=mlm objective.mask_random=0.2", "between 0 and 1"),  # 0.85 + 0.2
+        ("objective.mask_rate_end=1.5", "mask_rate_end is a share"),
+        ("objective.kind=electric generator.kind=unigram", "unigram one has nothing to learn"),
+        ("objective.kind=adversarial generator.kind=uniform", "uniform one has nothing to learn"),
+        ("objective.kind=electric generator.share=all", "two towers"),
+        ("objective.kind=electric objective.exclude_true=true", "the true token included"),
+        ("objective.kind=electric objective.draw=repeated", "one sample for each position"),
+        ("objective.kind=adversarial objective.draw=repeated", "one sample for each position"),
+        ("generator.kind=unigram generator.share=gdes", "has no weights"),
+        ("generator.kind=uniform generator.share=all generator.width=1", "has no weights"),
+        ("objective.kind=replace-mlm generator.share=gdes", "takes apart"),
+        ("objective.kind=all-tokens-mlm generator.share=gdes", "takes apart"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_the_reason(settings, sentence):
+    with pytest.raises(UserError) as error:
+        override(recipe("toy"), settings.split())
+    assert sentence in str(error.value)
+    assert str(error.value).count(". ") == 0  # one sentence
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_a_setting_of_the_recipes(kind):
+    more = ["generator.share=none", "generator.width=1"] if kind == "two-stage" else []
+    assert override(recipe("toy"), [f"objective.kind={kind}", *more]).objective.kind == kind
+
+
+def test_all_weights_tied_with_different_sizes_is_refused(make):
+    with pytest.raises(UserError, match="need the same size"):
+        make("replace-mlm", generator={"share": "all"})
+
+
+@given(
+    first=st.sampled_from([0.05, 0.15, 0.3, 0.5]),
+    last=st.sampled_from([0.05, 0.15, 0.3, 0.5]),
+    progress=st.floats(0, 1),
+)
+def test_the_mask_rate_is_a_function_of_progress(first, last, progress):
+    c = ObjectiveConfig(mask_rate=first, mask_rate_end=last)
+    assert c.rate_at(0) == first
+    assert c.rate_at(1) == pytest.approx(last)
+    assert c.rate_at(progress) == pytest.approx((1 - progress) * first + progress * last)
+    assert c.top_rate == max(first, last)
+    assert ObjectiveConfig(mask_rate=first).rate_at(progress) == first
+
+
+def test_a_changing_rate_masks_so_many_in_slots_that_stay(make, batch):
+    objective = make("rtd", mask_rate=0.5, mask_rate_end=0.1).train()
+    reals = batch.real.sum(1)
+    for progress, rate in ((0.0, 0.5), (0.5, 0.3), (1.0, 0.1)):
+        assert not objective.reach(progress)
+        masked = objective.mask(batch)
+        assert masked.positions.shape[1] == slots_for(40, 0.5, "round")
+        wanted = (reals * rate).round()
+        assert (masked.drawn.sum(1) - wanted).abs().max() <= 1  # a half may fall either way
+    objective.eval()  # held-out figures are taken at one rate, wherever the run is
+    assert (objective.mask(batch).drawn.sum(1) - (reals * 0.5).round()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_at_every_rate(kind, rate, make, batch, ask):
+    objective = make(kind, mask_rate=rate)
+    masked, outcome, sums = ask(objective, batch)
+    assert outcome.loss.isfinite()
+    assert sums["masked"] == masked.drawn.sum()
+    figures = objective.summarise(sums)
+    assert all(value == value for value in figures.values())
+    assert objective.networks()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stage", [1, 2])
+def test_accumulated_gradients_are_those_of_the_batch(kind, stage, make, batch):
+    """Rows of different lengths: averaging the micro-batches' means would be another loss."""
+    objective = make(kind, temperature=1e-4)  # the best guess each time, so that samples agree
+    objective.reach(0.0 if stage == 1 else 0.6)
+    torch.manual_seed(3)
+    masked = objective.mask(batch)
+    totals = objective.totals(batch, masked)
+    objective(batch, masked, totals).loss.backward()
+    whole = {n: p.grad.clone() for n, p in objective.named_parameters() if p.grad is not None}
+    objective.zero_grad()
+    for part in zip(*(t.split(2) for t in (*batch, *masked)), strict=True):
+        objective(Batch(*part[:3]), Masked(*part[3:]), totals).loss.backward()
+    for name, p in objective.named_parameters():
+        assert (p.grad is None) == (name not in whole), name
+        if p.grad is not None:
+            torch.testing.assert_close(p.grad, whole[name], atol=1e-4, rtol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_changes_nothing(kind, make, batch, ask):
+    objective = make(kind, temperature=1e-4)
+    if kind == "two-stage":
+        objective.reach(0.5)
+    before = ask(objective, batch)[1]
+    other = batch._replace(ids=torch.where(batch.real, batch.ids, 7))
+    after = ask(objective, other)[1]
+    assert after.loss.item() == pytest.approx(before.loss.item(), rel=1e-5)
+    torch.testing.assert_close(after.sums, before.sums, rtol=1e-4, atol=1e-3)
