@@ -26,7 +26,7 @@ from electra.text.tokenizer import load_tokenizer, load_vocabulary
 from electra.train import checkpoint, loop, pretrain
 from electra.train.data import DataConfig
 from electra.train.evaluate import evaluate, restore_run
-from electra.train.live import FIGURES, OTHER_FIGURES, LiveView, figures_of, shown
+from electra.train.live import LiveView, figures_of, shown
 from electra.train.loop import LoopConfig
 from electra.train.pretrain import PretrainConfig, resume, start
 from electra.train.record import read_metrics
@@ -182,11 +182,8 @@ def test_evaluate_and_report(ran, data_folder, tmp_path):
     stored = {k: v for k, v in figures(ran.out, "held_out")[-1].items() if k in found}
     assert {k: found[k] for k in stored} == pytest.approx(stored, nan_ok=True)
     json.dumps(found, allow_nan="auc" not in found)
-    for key, _ in (
-        *FIGURES,
-        *OTHER_FIGURES,
-    ):  # as the command prints them: a dash for what there is not
-        assert (shown(key, found[key]) == "–") == (key not in found or found[key] != found[key])
+    for key, _ in figures_of(found):  # as the command prints them: a dash for what is no number
+        assert (shown(key, found[key]) == "–") == (found[key] != found[key])
     _, page = write_report(ran.out, tmp_path)
     text = page.read_text(encoding="utf-8")
     for key, label in figures_of(figures(ran.out, "train")[-1], found):
