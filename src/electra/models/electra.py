@@ -120,7 +120,7 @@ class Discriminator(nn.Module):
 class DisentangledEmbeddings(Embeddings):
     """Tables that are another block's, which they do not move, plus a difference of their own.
 
-    DeBERTa-V3, section 3.3: E_D = stop_gradient(E_G) + E_delta, the difference starting at zero.
+    As in DeBERTa-V3: E_D = stop_gradient(E_G) + E_delta, the difference starting at zero.
     The LayerNorm is the discriminator's own; it starts as the generator's does.
     """
 

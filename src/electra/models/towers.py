@@ -1,7 +1,7 @@
 """The two-tower generator of Electric: a distribution for every position from all the others.
 
 A left-to-right and a right-to-left transformer read the unmasked text; the state before a position
-and the state after it predict its word (Electric, section 2.3). One pass serves all positions,
+and the state after it predict its word (as in Electric). One pass serves all positions,
 where a masked language model would need one for each.
 """
 

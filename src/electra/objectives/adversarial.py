@@ -1,4 +1,4 @@
-"""Adversarial training: the generator learns to raise the discriminator's loss (appendix F).
+"""Adversarial training: the generator learns to raise the discriminator's loss.
 
 No gradient passes the sampling, so the generator is trained by REINFORCE. Each drawn position is an
 action of its own, on the assumption that the verdict on a token does not depend on the other
