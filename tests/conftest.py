@@ -1,6 +1,7 @@
 """Fixtures for every room: a small made-up language, a tokenizer, shards, and a tiny recipe."""
 
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from electra import cli
 from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
 from electra.optim.schedule import OptimConfig
@@ -151,3 +153,33 @@ def console() -> Console:
     import io
 
     return Console(file=io.StringIO(), width=200)
+
+
+@pytest.fixture
+def electra(monkeypatch, capsys):
+    """Run a command as the program does: (exit code, standard output, standard error)."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["electra", *map(str, arguments)])
+        capsys.readouterr()
+        code = cli.run_app()
+        found = capsys.readouterr()
+        return code, found.out, found.err
+
+    return run
+
+
+@pytest.fixture
+def refused(electra):
+    """Run a command that must end with code 2 and one sentence; returns the sentence."""
+
+    def run(*arguments: object) -> str:
+        code, out, err = electra(*arguments)
+        assert code == 2, out + err
+        assert err.startswith("error: "), err
+        assert err.count("\n") == 1, err
+        assert "Traceback" not in err + out
+        return err
+
+    return run

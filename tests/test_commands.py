@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from electra import cli
 from electra.config import from_yaml
 from electra.recipes import RECIPES
 from electra.text.prepare import prepare
@@ -28,36 +27,6 @@ QUICK = (
     "train.validate_rows=16",
 )
 """The toy recipe in a second."""
-
-
-@pytest.fixture
-def electra(monkeypatch, capsys):
-    """Run a command as the program does: (exit code, standard output, standard error)."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["electra", *map(str, arguments)])
-        capsys.readouterr()
-        code = cli.run_app()
-        found = capsys.readouterr()
-        return code, found.out, found.err
-
-    return run
-
-
-@pytest.fixture
-def refused(electra):
-    """Run a command that must end with code 2 and one sentence; returns the sentence."""
-
-    def run(*arguments: object) -> str:
-        code, out, err = electra(*arguments)
-        assert code == 2, out + err
-        assert err.startswith("error: "), err
-        assert err.count("\n") == 1, err
-        assert "Traceback" not in err + out
-        return err
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,13 @@ ALLOWED = {
         *("errors", "config", "models", "objectives", "optim", "text", "hub", "train", "tasks")
     },
     "recipes": {"errors", "config", "models", "objectives", "optim", "text", "train"},
+    "studies": {
+        *("errors", "config", "models", "objectives", "optim", "text", "hub", "train", "recipes"),
+        *("tasks", "finetune"),
+    },
+    "bench": {
+        *("errors", "config", "models", "objectives", "optim", "text", "hub", "train"),
+    },
     "demo": {
         *("errors", "config", "models", "objectives", "optim", "text", "hub", "train", "recipes"),
         *("tasks", "finetune"),

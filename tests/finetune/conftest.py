@@ -2,14 +2,12 @@
 
 import io
 import random
-import sys
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
-from electra import cli
 from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig
 from electra.hub.folders import export
@@ -133,33 +131,3 @@ def tuned(tmp_path_factory, model_folder, reviews):
     task = load_task("classify", reviews)
     finetune(str(model_folder), task, out, [0, 1], QUICK, Console(file=io.StringIO(), width=200))
     return out
-
-
-@pytest.fixture
-def electra(monkeypatch, capsys):
-    """Run a command as the program does: (exit code, standard output, standard error)."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["electra", *map(str, arguments)])
-        capsys.readouterr()
-        code = cli.run_app()
-        found = capsys.readouterr()
-        return code, found.out, found.err
-
-    return run
-
-
-@pytest.fixture
-def refused(electra):
-    """Run a command that must end with code 2 and one sentence; returns the sentence."""
-
-    def run(*arguments: object) -> str:
-        code, out, err = electra(*arguments)
-        assert code == 2, out + err
-        assert err.startswith("error: "), err
-        assert err.count("\n") == 1, err
-        assert "Traceback" not in err + out
-        return err
-
-    return run

@@ -1,11 +1,14 @@
 """Electric: the noise-contrastive loss, the two towers, and what teaches what."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from electra.hub.ask import score_sentences
 from electra.objectives.electric import prior
+from electra.train.pretrain import start
 
 
 def test_the_towers_look_at_everything_but_the_word_itself(make, batch):
@@ -117,29 +120,16 @@ def test_the_towers_read_one_table(share, make, batch, ask):
     assert list(objective.networks()) == ["discriminator"]  # transformers has no towers
 
 
-def test_the_command_that_scores(tiny, tmp_path, console, capsys, monkeypatch):
-    """A line per sentence; a model of another kind is refused in a sentence."""
-    import sys
-    from dataclasses import replace
-
-    from electra.cli import run_app
-    from electra.hub.ask import score_sentences
-    from electra.train.pretrain import start
-
+def test_the_command_that_scores(electra, refused, tiny, tmp_path, console):
+    """A line per sentence; a model of another kind is refused."""
     electric = replace(tiny, objective=replace(tiny.objective, kind="electric"))
     for name, config in (("electric", electric), ("rtd", tiny)):
         short = replace(config, train=replace(config.train, budget="2steps"))
         assert start(short, tmp_path / name, console) == 0
-    texts = ["the old farmer", "a tired baker in the oven"]
-    (tmp_path / "x.txt").write_text("\n".join(texts) + "\n\n")
-    monkeypatch.setattr(
-        sys, "argv", ["electra", "score", str(tmp_path / "electric"), str(tmp_path / "x.txt")]
-    )
-    assert run_app() == 0
-    found = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+    texts, file = ["the old farmer", "a tired baker in the oven"], tmp_path / "x.txt"
+    file.write_text("\n".join(texts) + "\n\n")
+    code, out, _ = electra("score", tmp_path / "electric", file)
+    assert code == 0
+    found = [float(line.split()[0]) for line in out.splitlines()]
     assert found == pytest.approx(score_sentences(str(tmp_path / "electric"), texts), abs=1e-3)
-    monkeypatch.setattr(
-        sys, "argv", ["electra", "score", str(tmp_path / "rtd"), str(tmp_path / "x.txt")]
-    )
-    assert run_app() == 2
-    assert "objective.kind=electric" in capsys.readouterr().err
+    assert "objective.kind=electric" in refused("score", tmp_path / "rtd", file)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from electra import __version__
-from electra.cli import lab, text, train, tune, use
+from electra.cli import bench, lab, text, train, tune, use
 from electra.errors import UserError
 from electra.text.files import FULL
 
@@ -26,10 +26,12 @@ app.command()(train.pretrain)
 app.command()(train.evaluate)
 app.command()(train.report)
 app.command()(lab.flops)
+app.command()(lab.study)
 app.command()(tune.finetune)
 app.command()(tune.glue)
 app.command()(tune.predict)
 app.command()(tune.probe)
+app.add_typer(bench.bench_app, name="bench")
 app.command()(use.detect)
 app.command()(use.fill)
 app.command()(use.score)

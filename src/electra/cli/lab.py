@@ -1,10 +1,11 @@
-"""The verbs of the laboratory: flops."""
+"""The verbs of the laboratory: flops, study."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from electra.cli.console import consoles
+from electra.cli.console import consoles, warn
 from electra.cli.train import Json, Settings
 
 if TYPE_CHECKING:
@@ -63,6 +64,118 @@ def flops(
         _show_paper(found)
     else:
         _show_recipe(found)
+
+
+def study(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Which study; without a name they are listed.", show_default=False),
+    ] = None,
+    settings: Settings = None,
+    *,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="The folder that  electra prepare  wrote.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for everything.", show_default=False)
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="tiny (a CPU, minutes), small (a GPU), paper (full length).")
+    ] = "tiny",
+    budget: Annotated[
+        str | None,
+        typer.Option(help="FLOPs of each arm, as 5e16flops.", show_default="the scale's"),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(help="Seeds of pre-training: 2 means 0 and 1; 3,7 those two.")
+    ] = "2",
+    glue: Annotated[
+        Path | None,
+        typer.Option(help="Score by GLUE: the folder with its tasks.", show_default=False),
+    ] = None,
+    tasks: Annotated[
+        str, typer.Option(help="Of GLUE only these.", show_default="all there are")
+    ] = "",
+    task: Annotated[
+        str | None,
+        typer.Option(help="Score by a task of  electra finetune .", show_default=False),
+    ] = None,
+    task_data: Annotated[
+        Path | None, typer.Option(help="That task's folder or file.", show_default=False)
+    ] = None,
+    tuning: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="A setting of fine-tuning, as  lr=1e-3 ; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    tuning_seeds: Annotated[str, typer.Option(help="Seeds of fine-tuning.")] = "3",
+    blimp: Annotated[
+        Path | None,
+        typer.Option(help="Score by BLiMP: the folder with its JSON lines.", show_default=False),
+    ] = None,
+    blimp_pairs: Annotated[
+        int, typer.Option(min=0, help="Pairs of each BLiMP file; 0 means all.")
+    ] = 0,
+) -> None:
+    """Run a table or a figure of the paper: all arms at equal FLOPs, on the same data.
+
+    OUT gets a run and its scores for each arm and seed under `cells`, a line for each in
+    results.jsonl, table.md, figure.png, and page.md with the paper's numbers beside ours. Ctrl-C
+    saves; the same command goes on with what is missing, and more seeds or scores can be added.
+
+    Example:  electra study objectives --data shards --out studies/objectives --blimp blimp
+    """
+    import shlex
+    import sys
+    from dataclasses import replace
+
+    from electra.cli.tune import read_seeds
+    from electra.config import override
+    from electra.errors import UserError
+    from electra.finetune.settings import FinetuneConfig
+    from electra.studies.named import STUDIES, find_study
+    from electra.studies.run import run_study
+    from electra.studies.score import open_sources
+    from electra.studies.study import SCALES, find_scale, read_budget
+
+    if name is None:
+        for known, build in STUDIES.items():
+            typer.echo(f"{known:20}{build(SCALES['tiny']).title}")
+        return
+    chosen = find_study(name, find_scale(scale))
+    if budget is not None:
+        chosen = replace(chosen, budget=read_budget(budget))
+    if data is None or out is None:
+        raise UserError("Name the prepared text with --data and a folder with --out.")
+    sources = open_sources(
+        glue=glue,
+        tasks=[each.strip() for each in tasks.split(",") if each.strip()],
+        task=task,
+        task_data=task_data,
+        blimp=blimp,
+        blimp_pairs=blimp_pairs,
+        seeds=read_seeds(tuning_seeds),
+        config=override(FinetuneConfig(), tuning or []),
+    )
+    warn([warning for source in sources for warning in source.warnings])
+    code = run_study(
+        chosen,
+        data=data,
+        out=out,
+        seeds=read_seeds(seeds),
+        changes=settings or [],
+        sources=sources,
+        command=shlex.join(["electra", *sys.argv[1:]]),
+        console=consoles()[1],
+    )
+    if code == 0:
+        typer.echo((out / "table.md").read_text(encoding="utf-8"))
+        typer.echo(f"The page: {out / 'page.md'}")
+    raise typer.Exit(code)
 
 
 def paper_figures() -> list[dict[str, Any]]:

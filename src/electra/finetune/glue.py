@@ -115,9 +115,11 @@ def line(row: Mapping[str, Any]) -> str:
 
 def show_table(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """The tasks with median, mean, spread and count, the paper's rows beside them."""
-    table = Table("task", "metric", "median", "mean ± sd", "range", "seeds", box=None)
-    for name in PAPER:
-        table.add_column(name.removeprefix("ELECTRA-Small-").removeprefix("ELECTRA-"), style="dim")
+    heads = ("task", "metric", "median", "mean ± sd", "range", "seeds")
+    shown = [name for name in PAPER if name != "ELECTRA-Small-OWT"]  # 80 columns are few
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    for head in (*heads, *(name.removeprefix("ELECTRA-") for name in shown)):
+        table.add_column(head, no_wrap=True, style="" if head in heads else "dim")
     for row in rows:
         seeds = str(row["seeds"])
         if row["failed"]:
@@ -129,11 +131,15 @@ def show_table(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
             f"{100 * row['mean']:.1f} ± {100 * row['deviation']:.1f}",
             f"{100 * row['lowest']:.1f} to {100 * row['highest']:.1f}",
             seeds,
-            *paper_cells(row["task"]),
+            *(
+                cell
+                for name, cell in zip(PAPER, paper_cells(row["task"]), strict=True)
+                if name in shown
+            ),
         )
     console.print(table)
     console.print(
-        "Small, OWT, Base, Large: dev medians published with the original's weights.", style="dim"
+        "Small, Base, Large: dev medians published with the original's weights.", style="dim"
     )
     mean = average(rows)
     if mean is not None:
@@ -197,20 +203,25 @@ def draw(rows: Sequence[Mapping[str, Any]], out: Path) -> Path:
     require("matplotlib", "plot")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(1.4 * max(4, len(rows)), 4.2), layout="constrained")
+    figure = Figure(figsize=(2 + 1.1 * max(4, len(rows)), 4.2), layout="constrained")
     axes = figure.subplots()
+    names: dict[str, str | None] = {"seed": "a seed", "median": "median of the seeds"}
     for place, row in enumerate(rows):
         scores = [100 * r["score"] for r in read_results(out / row["task"])]
-        axes.plot([place] * len(scores), scores, "o", color="#1d4ed8", alpha=0.5)
-        median = 100 * row["median"]
-        axes.plot([place - 0.3, place + 0.3], [median] * 2, "-", color="#1d4ed8", linewidth=2)
-        if row["task"] in AVERAGED:
-            for name, mark in zip(("ELECTRA-Small", "ELECTRA-Base"), "_x", strict=True):
-                published = PAPER[name][AVERAGED.index(row["task"])]
-                axes.plot([place + 0.15], [published], mark, color="#9aa5b1", markersize=9)
+        axes.plot(
+            [place] * len(scores), scores, "o", color="#1d4ed8", alpha=0.4, label=names["seed"]
+        )
+        reach, median = [place - 0.3, place + 0.3], 100 * row["median"]
+        axes.plot(reach, [median] * 2, color="#1d4ed8", linewidth=2, label=names["median"])
+        names |= {"seed": None, "median": None}  # once in the legend is enough
+    for name, mark in (("ELECTRA-Small", "v"), ("ELECTRA-Base", "^")):
+        known = [p for p, row in enumerate(rows) if row["task"] in AVERAGED]
+        published = [PAPER[name][AVERAGED.index(rows[p]["task"])] for p in known]
+        axes.plot(known, published, mark, color="#9aa5b1", label=f"{name}, published")
+    axes.set_xlim(-0.6, len(rows) - 0.4)
     axes.set_xticks(range(len(rows)), [f"{r['task']}\n{r['metric']}" for r in rows])
     axes.set_ylabel("dev score")
-    axes.set_title("dots: seeds; line: median; grey _ and x: published Small and Base")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize="small")
     path = out / "glue.png"
     figure.savefig(path, dpi=120)
     return path

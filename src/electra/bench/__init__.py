@@ -1,0 +1,1 @@
+"""Speed against a peer, in one run on one machine."""

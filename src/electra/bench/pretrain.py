@@ -1,0 +1,177 @@
+"""`electra bench pretrain`: tokens per second of a recipe, beside transformers' classes."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor, nn
+
+from electra.config import override
+from electra.errors import UserError, require
+from electra.hub.folders import transformers_config
+from electra.models.electra import generator_sizes
+from electra.objectives.batch import unpack
+from electra.objectives.corrupt import mask_tokens, put
+from electra.text.tokenizer import Vocabulary, load_vocabulary
+from electra.train.data import open_data, stream
+from electra.train.device import autocast, choose_device, choose_precision, synchronize
+from electra.train.pretrain import PretrainConfig, start
+from electra.train.record import read_metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """What a side does, and the memory that it needs."""
+
+    tokens_per_second: float
+    """Median over the stretches that were measured."""
+    slowest: float
+    fastest: float
+    memory_gib: float | None
+    """Peak on a CUDA device."""
+
+
+def bench_pretrain(
+    config: PretrainConfig, steps: int, peer_steps: int, console: Console
+) -> dict[str, Speed]:
+    """Our speed, and the peer's if it gets steps."""
+    if config.objective.kind != "rtd":
+        raise UserError("The peer knows only objective.kind=rtd: leave it at that.")
+    found = {"electra": ours(config, steps, console)}
+    if peer_steps:
+        found["transformers"] = theirs(config, peer_steps)
+    return found
+
+
+def ours(config: PretrainConfig, steps: int, console: Console) -> Speed:
+    """An ordinary run of some steps; what its own reports say, without the first third."""
+    every = max(1, steps // 9)
+    changes = [f"train.budget={steps}steps", f"train.report_every={every}"]
+    changes += ["train.validate_every=1000000", "train.checkpoint_every=1000000"]
+    reset_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        if start(override(config, changes), out, console):
+            raise UserError("The run was stopped before it was measured.")
+        lines = [line for line in read_metrics(out) if line["kind"] == "train"]
+    return speed([line["tokens_per_second"] for line in lines[len(lines) // 3 :]])
+
+
+def theirs(config: PretrainConfig, steps: int) -> Speed:
+    """The joint step with transformers' two classes, as their documentation would have it.
+
+    Eager, scaled dot product attention, the vocabulary at every position, torch's fused AdamW.
+    """
+    device = choose_device(config.train.device)
+    dtype = choose_precision(config.train.precision, device)
+    shards = open_data(config.data, config.model.positions)
+    vocab = load_vocabulary(shards.tokenizer)
+    config = replace(config, model=replace(config.model, vocab_size=vocab.size))
+    pair = build_peer(config, vocab.pad).to(device).train()
+    optimizer = torch.optim.AdamW(pair.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+    maskable = torch.ones(config.model.vocab_size, dtype=torch.bool, device=device)
+    maskable[list(vocab.special)] = False
+    reset_memory()
+    rows = stream(shards, config.data.batch, config.train.seed, 0, device)
+    take = peer_step(pair, optimizer, maskable, vocab, config, dtype)
+    return speed(list(timed(take, rows, steps, config, device)))
+
+
+def timed(
+    take: Callable[[Tensor], None],
+    rows: Iterator[Tensor],
+    steps: int,
+    config: PretrainConfig,
+    device: torch.device,
+) -> Iterator[float]:
+    """Tokens per second of each third of the steps, after a few that only warm up."""
+    for _ in range(max(1, steps // 4)):
+        take(next(rows))
+    for _ in range(3):
+        synchronize(device)
+        began, count = time.perf_counter(), max(1, steps // 4)
+        for _ in range(count):
+            take(next(rows))
+        synchronize(device)
+        tokens = count * config.data.batch * config.data.length
+        yield tokens / (time.perf_counter() - began)
+
+
+def build_peer(config: PretrainConfig, pad_id: int) -> nn.ModuleDict:
+    """Both classes of transformers, with shared embeddings."""
+    library: Any = require("transformers", "dev")
+    kinds = {
+        "discriminator": (library.ElectraForPreTraining, config.model),
+        "generator": (library.ElectraForMaskedLM, generator_sizes(config.model, config.generator)),
+    }
+    pair = nn.ModuleDict()
+    for name, (kind, sizes) in kinds.items():
+        settings = transformers_config(sizes, kind.__name__, pad_id)
+        pair[name] = kind(library.ElectraConfig(**settings))
+    if config.generator.share != "none":
+        generator: Any = pair["generator"]
+        tables: Any = pair["discriminator"].get_submodule("electra.embeddings")
+        generator.electra.embeddings = tables
+        generator.generator_lm_head.weight = tables.word_embeddings.weight
+    return pair
+
+
+def peer_step(
+    pair: nn.ModuleDict,
+    optimizer: torch.optim.Optimizer,
+    maskable: Tensor,
+    vocab: Vocabulary,
+    config: PretrainConfig,
+    dtype: torch.dtype,
+) -> Callable[[Tensor], None]:
+    """One step of the peer: mask, predict, sample, detect, update."""
+    o = config.objective
+
+    def take(rows: Tensor) -> None:
+        ids, segments, real = unpack(rows)
+        masked = mask_tokens(ids, real, maskable, vocab.mask, rate=o.mask_rate, shown=o.mask_shown)
+        labels = torch.full_like(ids, -100)
+        labels.scatter_(1, masked.positions, masked.originals.where(masked.drawn, -100))
+        shared = {"token_type_ids": segments, "attention_mask": real.long()}
+        with autocast(rows.device, dtype):
+            guessed = pair["generator"](input_ids=masked.inputs, labels=labels, **shared)
+            index = masked.positions[..., None].expand(-1, -1, guessed.logits.shape[-1])
+            chances = guessed.logits.detach().gather(1, index).float().softmax(-1)
+            samples = chances.flatten(0, 1).multinomial(1).view_as(masked.positions)
+            corrupted = put(ids, masked.positions, samples, masked.drawn)
+            replaced = (corrupted != ids).float()
+            logits = pair["discriminator"](input_ids=corrupted, **shared).logits
+        loss = F.binary_cross_entropy_with_logits(logits.float()[real], replaced[real])
+        (guessed.loss + 50 * loss).backward()
+        nn.utils.clip_grad_norm_(pair.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return take
+
+
+def speed(measured: list[float]) -> Speed:
+    """The figures of some stretches."""
+    memory = None
+    if torch.cuda.is_available():
+        memory = torch.cuda.max_memory_allocated() / 2**30
+    return Speed(
+        tokens_per_second=statistics.median(measured),
+        slowest=min(measured),
+        fastest=max(measured),
+        memory_gib=memory,
+    )
+
+
+def reset_memory() -> None:
+    """Count the peak of memory from here on."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()

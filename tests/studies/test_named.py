@@ -1,0 +1,221 @@
+"""The six studies: what each arm is, and that all arms of a study cost the same."""
+
+from dataclasses import replace
+
+import pytest
+
+from electra.config import flatten
+from electra.errors import UserError
+from electra.models.electra import generator_sizes
+from electra.models.flops import step_flops
+from electra.models.paper_flops import ELECTRA_SMALL
+from electra.objectives.corrupt import slots_for
+from electra.objectives.kinds import build
+from electra.objectives.objective import Ids
+from electra.studies.named import STUDIES, find_study
+from electra.studies.run import folder_name
+from electra.studies.study import (
+    SCALES,
+    check_changes,
+    configure,
+    find_scale,
+    read_budget,
+    row_costs,
+)
+from electra.train.budget import parse_budget
+
+VOCABULARY = {"tiny": 4000, "small": 30522, "paper": 30522}
+EVERY = [(name, scale) for name in STUDIES for scale in SCALES]
+
+
+def configs(name, scale, seed=0):
+    study = find_study(name, SCALES[scale])
+    found = {}
+    for arm in study.arms:
+        config = configure(study, arm, seed)
+        model = replace(config.model, vocab_size=VOCABULARY[scale])
+        found[arm.name] = (arm, replace(config, model=model))
+    return study, found
+
+
+@pytest.mark.parametrize(("name", "scale"), EVERY)
+def test_each_arm_is_a_run_of_its_own(name, scale):
+    study, found = configs(name, scale)
+    assert study.name == name
+    assert len(found) == len(study.arms) >= 3
+    folders = {folder_name(arm) for arm in found}
+    assert len(folders) == len(found)
+    assert not any(set(folder) & set(" %/") for folder in folders)
+    settings = [dict(flatten(config)) for _, config in found.values()]
+    assert len({str(s) for s in settings}) == len(settings)
+    for config in settings:  # nothing differs but what the study is about
+        ours = ("objective.", "generator.", "model.hidden", "model.heads", "model.embedding")
+        for key, value in config.items():
+            if not key.startswith((*ours, "train.budget")):
+                assert value == settings[0][key], key
+    for _, config in found.values():
+        generator_sizes(config.model, config.generator)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_networks_of_each_arm_can_be_built(name):
+    _, found = configs(name, "tiny")
+    for _, config in found.values():
+        model = replace(config.model, vocab_size=64)
+        ids = Ids(mask=4, special=(0, 2, 3, 4))
+        assert build(config.objective, model, config.generator, ids).networks()
+
+
+@pytest.mark.parametrize(("name", "scale"), EVERY)
+def test_all_arms_cost_the_same(name, scale):
+    study, found = configs(name, scale)
+    for arm, config in found.values():
+        length = config.data.length
+        slots = slots_for(length, config.objective.mask_rate, config.objective.count)
+        kind = config.objective.kind
+        row = step_flops(config.model, config.generator, length, slots, kind)
+        assert row_costs(config)[0] == row
+        step = row * config.data.batch
+        steps = parse_budget(config.train.budget).steps(tokens_per_step=1, flops_per_step=step)
+        wanted = study.budget * arm.share
+        assert wanted * (1 - 1e-5) <= steps * step < wanted + step
+        if steps > 100:
+            assert steps * step == pytest.approx(wanted, rel=0.01)
+        assert steps > (20 if scale == "tiny" else 1000)
+        if scale != "tiny" or name in ("objectives", "tying", "training-algorithms"):
+            assert steps > 100
+
+
+def test_the_scores_are_those_that_the_paper_prints():
+    def printed(name):
+        study = find_study(name, SCALES["small"])
+        return {arm.name: arm.paper for arm in study.arms if arm.paper is not None}
+
+    assert printed("objectives") == {
+        "ELECTRA": 85.0,
+        "All-Tokens MLM": 84.3,
+        "Replace MLM": 82.4,
+        "ELECTRA 15 %": 82.4,
+        "BERT": 82.2,
+    }
+    assert printed("tying") == {"none": 83.6, "embeddings": 84.3, "all": 84.4}
+    assert printed("efficiency") == {
+        "ELECTRA 6.25 %": 74.1,
+        "ELECTRA 12.5 %": 76.0,
+        "ELECTRA 25 %": 77.7,
+        "ELECTRA 50 %": 79.0,
+        "ELECTRA 100 %": 79.9,
+        "BERT 100 %": 75.1,
+    }
+    for name in ("generator-size", "training-algorithms", "hidden-size"):
+        assert printed(name) == {}  # figures only
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_what_the_arms_are(scale):
+    _, found = configs("objectives", scale)
+    kinds = [config.objective.kind for _, config in found.values()]
+    assert kinds == ["rtd", "all-tokens-mlm", "replace-mlm", "rtd-masked", "mlm"]
+    bert = found["BERT"][1].objective
+    assert (bert.mask_rate, bert.mask_shown, bert.mask_random) == (0.15, 0.8, 0.1)
+    _, found = configs("tying", scale)
+    assert {config.generator.width for _, config in found.values()} == {1}
+    assert [config.generator.share for _, config in found.values()] == ["none", "embeddings", "all"]
+    _, found = configs("training-algorithms", scale)
+    kinds = [config.objective.kind for _, config in found.values()]
+    assert kinds == ["rtd", "two-stage", "adversarial", "mlm"]
+    assert found["two-stage"][1].objective.copy_start
+    _, found = configs("generator-size", scale)
+    assert found["unigram"][1].generator.kind == "unigram"
+    widths = [c.generator.width for arm, c in found.values() if arm.name != "unigram"]
+    assert widths == [0.125, 0.25, 0.5, 0.75, 1]
+    _, found = configs("hidden-size", scale)
+    sizes = {"ELECTRA": [], "BERT": []}
+    for arm, config in found.values():
+        assert (config.objective.kind == "mlm") == (arm.line == "BERT")
+        assert config.model.hidden == int(arm.tick) == 64 * config.model.heads
+        sizes[arm.line].append(config.model.hidden)
+    assert sizes["ELECTRA"] == sizes["BERT"] == sorted(sizes["BERT"])
+
+
+def test_the_shares_of_efficiency():
+    study, found = configs("efficiency", "paper")
+    for line in ("ELECTRA", "BERT"):
+        shares = [arm.share for arm, _ in found.values() if arm.line == line]
+        assert shares == [0.0625, 0.125, 0.25, 0.5, 1]
+    for arm, config in found.values():
+        budget = parse_budget(config.train.budget)
+        assert (budget.unit, budget.amount) == ("flops", pytest.approx(arm.share * study.budget))
+
+
+def test_the_scale_paper_has_the_length_of_the_paper():
+    def steps(name, arm):
+        _, found = configs(name, "paper")
+        config = found[arm][1]
+        row = row_costs(config)[0]
+        budget = parse_budget(config.train.budget)
+        return budget.amount / (row * config.data.batch), row_costs(config)[1], config
+
+    found, row, config = steps("efficiency", "ELECTRA 100 %")
+    assert found == pytest.approx(1_000_000, rel=1e-3)
+    assert (config.model.hidden, config.data.length) == (256, 128)
+    assert found * config.data.batch * row == pytest.approx(ELECTRA_SMALL.train, rel=0.09)
+    # The paper has 1.45 M here: its rules charge ELECTRA for the lookups of two networks.
+    assert steps("efficiency", "BERT 100 %")[0] == pytest.approx(1.08e6, rel=0.01)
+    assert steps("objectives", "ELECTRA")[0] == pytest.approx(766_000, rel=1e-3)
+    assert steps("objectives", "ELECTRA")[2].model.hidden == 768
+    for name, arm in (("tying", "none"), ("training-algorithms", "joint")):
+        assert steps(name, arm)[0] == pytest.approx(500_000, rel=1e-3)
+
+
+def test_a_seed_changes_nothing_else():
+    study = find_study("tying", SCALES["tiny"])
+    one, two = (dict(flatten(configure(study, study.arms[0], seed))) for seed in (0, 5))
+    assert {key for key in one if one[key] != two[key]} == {"train.seed"}
+    assert (one["train.seed"], two["train.seed"]) == (0, 5)
+
+
+def test_settings_for_all_arms():
+    study = find_study("objectives", SCALES["tiny"])
+    for arm in study.arms:
+        config = configure(study, arm, 0, ["optim.lr=0.002", "generator.width=0.25"])
+        assert (config.optim.lr, config.generator.width) == (0.002, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("objective.kind=mlm", "its arms differ in it"),
+        ("objective.mask_shown=1", "its arms differ in it"),
+        ("train.budget=5steps", "--budget"),
+        ("train.seed=3", "--seeds"),
+        ("data.folder=x", "--data"),
+    ],
+)
+def test_what_the_study_sets_itself(change, said):
+    with pytest.raises(UserError, match=said) as refused:
+        check_changes(find_study("objectives", SCALES["tiny"]), [change])
+    assert change.partition("=")[0] in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["100steps", "1e9tokens", "2h"])
+def test_a_budget_is_in_flops(text):
+    with pytest.raises(UserError, match="equal FLOPs"):
+        read_budget(text)
+    assert read_budget("5e16flops") == 5e16
+
+
+def test_misspelt_names():
+    with pytest.raises(UserError, match="did you mean 'objectives'"):
+        find_study("objective", SCALES["tiny"])
+    with pytest.raises(UserError, match="did you mean 'small'"):
+        find_scale("smal")
+
+
+def test_an_arm_that_cannot_be():
+    study = find_study("training-algorithms", SCALES["tiny"])
+    two_stage = next(arm for arm in study.arms if arm.name == "two-stage")
+    with pytest.raises(
+        UserError, match=r"'two-stage' of training-algorithms is refused: .*unigram"
+    ):
+        configure(study, two_stage, 0, ["generator.kind=unigram"])

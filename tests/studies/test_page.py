@@ -1,0 +1,95 @@
+"""docs/studies.md: its example runs, and what it names is there."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from electra.cli import app
+from electra.studies.named import STUDIES
+from electra.studies.study import SCALES
+
+PAGE = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
+OPTIONS = {
+    option
+    for p in typer.main.get_command(app).commands["study"].params
+    for option in (*p.opts, *p.secondary_opts)
+}
+
+
+def test_the_example(corpus, labels, tmp_path):
+    (script,) = re.findall(r"<!-- tested -->\n```bash\n(.*?)```", PAGE, re.S)
+    (tmp_path / "my-text.txt").write_bytes(corpus.read_bytes())
+    (tmp_path / "my-labels.csv").write_bytes((labels / "train.csv").read_bytes())
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "# Weights that generator and discriminator share" in done.stdout
+    made = {str(p.relative_to(tmp_path)) for p in (tmp_path / "studies" / "tying").rglob("*")}
+    for name in ("page.md", "table.md", "figure.png", "results.jsonl", "cells/all-0", "cells"):
+        assert f"studies/tying/{name}" in made
+
+
+def test_options_exist():
+    used = 0
+    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.S):
+        for line in block.splitlines():
+            if line.startswith("electra study"):
+                words = shlex.split(line)
+                assert words[2] in STUDIES
+                assert {w for w in words if w.startswith("--")} <= OPTIONS
+                used += 1
+    assert used == 3
+    prose = re.sub(r"```.*?```", "", PAGE, flags=re.S)
+    named = re.findall(r"`([^`]+)`", prose)
+    known = OPTIONS | {"--out"}
+    assert {w for code in named for w in code.split() if w.startswith("--")} <= known
+
+
+def test_every_study_and_scale_is_explained():
+    for name, build in STUDIES.items():
+        (row,) = re.findall(rf"^\| `{name}` \|(.*)$", PAGE, re.M)
+        study = build(SCALES["tiny"])
+        printed = [str(arm.paper) for arm in study.arms if arm.paper is not None]
+        assert re.findall(r"\d\d\.\d(?! ?%|,? \d)", row) or not printed
+        assert all(score in row for score in printed)
+    for name, scale in SCALES.items():
+        (row,) = re.findall(rf"^\| `{name}` \|(.*)$", PAGE, re.M)
+        assert f"`{scale.recipe}`" in row
+        if scale.budget:
+            assert f"{scale.budget:.0e}".replace("+", "") in row
+
+
+def test_the_errors_are_those_of_the_code():
+    source = "\n".join(
+        p.read_text(encoding="utf-8")
+        for p in sorted((Path(__file__).parents[2] / "src").rglob("*.py"))
+    )
+    source = re.sub(r'"\s*\n\s*f?"', "", source).lower()
+    (table,) = re.findall(r"\| the sentence begins \|.*", PAGE, re.S)
+    for line in table.strip().splitlines()[2:]:
+        for part in re.split(r"…|: |=", line.split("|")[1].strip()):
+            part = re.sub(r"^\W+|\W+$", "", part).lower()
+            assert part in source, line
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)]+)\)", PAGE))))
+def test_links_lead_somewhere(link):
+    file, _, anchor = link.partition("#")
+    target = Path(__file__).parents[2] / "docs" / (file or "studies.md")
+    assert target.exists()
+    if anchor:
+        heads = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.M)
+        assert anchor in {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in heads}

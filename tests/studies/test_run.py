@@ -1,0 +1,292 @@
+"""`electra study` as a user has it: whole, interrupted, continued, extended, refused."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+from pathlib import Path
+
+import pytest
+
+from electra.studies import run as runs
+from electra.studies import score
+from electra.train import loop, pretrain
+
+ARMS = ("none", "embeddings", "all")
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Which cells were started and which went on, in their order."""
+    seen = []
+    start, resume = pretrain.start, pretrain.resume
+
+    def starting(config, out, console):
+        seen.append(out.name)
+        return start(config, out, console)
+
+    def resuming(out, console, data=None):
+        seen.append(f"{out.name} goes on")
+        return resume(out, console, data)
+
+    monkeypatch.setattr(pretrain, "start", starting)
+    monkeypatch.setattr(pretrain, "resume", resuming)
+    return seen
+
+
+def results(out):
+    return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+
+
+def table(text):
+    """The first table of a page by the first cell of each row."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    heads = rows[0]
+    found = {}
+    for row in rows[2:]:
+        if row[0] in found or row[0] == "arm":
+            break
+        found[row[0]] = dict(zip(heads, row, strict=True))
+    return found
+
+
+def test_interrupted_between_cells_and_continued(electra, command, started, tmp_path, monkeypatch):
+    out = tmp_path / "study"
+    measured = runs.measured
+
+    def crash(cell, *rest):
+        if cell.arm.name == "embeddings":
+            raise KeyboardInterrupt
+        return measured(cell, *rest)
+
+    monkeypatch.setattr(runs, "measured", crash)
+    code, _, err = electra(*command("tying"))
+    assert code == 130
+    assert "cell 1 of 3: none, seed 0" in err
+    assert "cell 2 of 3: embeddings, seed 0" in err
+    assert started == ["none-0", "embeddings-0"]
+    assert "So far 1 of 3 cells are done." in (out / "page.md").read_text()
+    (first,) = results(out)
+    monkeypatch.setattr(runs, "measured", measured)
+    code, shown, err = electra(*command("tying"))
+    assert code == 0, err
+    assert "cell 1 of 3: none, seed 0: done before, and kept" in err
+    assert started == ["none-0", "embeddings-0", "all-0"]  # the second was trained already
+    assert results(out)[0] == first
+    assert [r["arm"] for r in results(out)] == list(ARMS)
+    assert f"The page: {out / 'page.md'}" in shown
+    check_whole_study(out, shown)
+    code, _, err = electra(*command("tying"))
+    assert (code, len(started), len(results(out))) == (0, 3, 3)
+    assert err.count("done before, and kept") == 3
+
+
+def check_whole_study(out, shown):
+    """What results.jsonl, the table, the page and the figure say."""
+    for result in results(out):
+        assert result["study"] == "tying"
+        assert result["flops"] == pytest.approx(3e9, rel=0.1)
+        assert result["flops"] >= 3e9
+        assert result["paper_flops"] > 0
+        assert result["tokens"] == result["steps"] * 8 * 32
+        assert result["settings"]["generator.share"] == result["arm"]
+        assert result["settings"]["model.hidden"] == 32
+        assert result["held_out"]["loss"] > 0
+        scores = result["scores"]
+        assert len(scores) == 2
+        assert scores["blimp"]["network"] == "discriminator"
+        assert set(scores["blimp"]["phenomena"]) == {"order", "place"}
+        (task,) = (scores[name] for name in scores if name != "blimp")
+        assert (task["seeds"], task["metric"]) == (2, "accuracy")
+        folder = out / "cells" / f"{result['arm']}-0" / "scores" / task["task"]
+        tuned = [json.loads(line)["score"] for line in (folder / "results.jsonl").open()]
+        assert task["score"] == statistics.median(tuned)
+    page = (out / "page.md").read_text()
+    assert (out / "table.md").read_text() in page
+    assert (out / "table.md").read_text() in shown
+    ours, papers = table(page), {"none": "83.6", "embeddings": "84.3", "all": "84.4"}
+    for result in results(out):
+        ((_, task),) = ((n, s) for n, s in result["scores"].items() if n != "blimp")
+        row = ours[result["arm"]]
+        assert row["score"] == row["lowest"] == row["highest"] == f"{100 * task['score']:.1f}"
+        assert (row["sd"], row["seeds"], row["paper"]) == ("–", "1", papers[result["arm"]])
+    assert ours["all"]["the same in the paper"] == "+0.8"
+    assert "So far" not in page
+    assert "proves nothing" in page
+    assert "electra study tying" in page
+    assert "--budget 3e9flops" in page
+    assert "Seeds of pre-training: 0." in page
+    assert "compare the order" in page
+    assert "![" in page
+    assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_interrupted_within_a_run(electra, command, started, tmp_path, monkeypatch):
+    """Ctrl-C saves; the continued study has the very numbers of one that ran through."""
+    words = command("tying", score="blimp")
+    code, _, err = electra(*words)
+    assert code == 0, err
+    whole = {
+        r["arm"]: (r["scores"], r["held_out"], r["steps"]) for r in results(tmp_path / "study")
+    }
+    shutil.rmtree(tmp_path / "study")
+    started.clear()
+    step, count = loop.step, iter(range(1000))
+
+    def interrupt(*given):
+        if next(count) == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(*given)
+
+    monkeypatch.setattr(loop, "step", interrupt)
+    code, _, err = electra(*words)
+    assert code == 130
+    assert "The study goes on with the same command." in err
+    assert not (tmp_path / "study" / "results.jsonl").exists()
+    code, _, err = electra(*words)
+    assert code == 0, err
+    assert started == ["none-0", "none-0 goes on", "embeddings-0", "all-0"]
+    again = {
+        r["arm"]: (r["scores"], r["held_out"], r["steps"]) for r in results(tmp_path / "study")
+    }
+    assert again == whole
+
+
+def test_more_seeds_and_more_scores(electra, command, started, tmp_path):
+    out = tmp_path / "study"
+    assert electra(*command("tying", "--blimp-pairs", 2, score="blimp"))[0] == 0
+    assert len(started) == 3
+    assert results(out)[0]["scores"]["blimp"]["origin"]["pairs"] == 4
+    assert electra(*command("tying", "--blimp-pairs", 2))[0] == 0  # and a task
+    assert len(started) == 3
+    last = results(out)[-3:]
+    assert [r["arm"] for r in last] == list(ARMS)
+    assert all(len(r["scores"]) == 2 for r in last)
+    assert [r["scores"]["blimp"] for r in last] == [r["scores"]["blimp"] for r in results(out)[:3]]
+    words = [*command("tying", "--blimp-pairs", 3)]
+    words[words.index("--seeds") + 1] = 2
+    code, _, err = electra(*words)
+    assert code == 0, err
+    assert started[3:] == ["none-1", "embeddings-1", "all-1"]
+    assert err.count("finetune") == 0
+    last = {(r["arm"], r["seed"]): r for r in results(out)}
+    assert {r["scores"]["blimp"]["origin"]["pairs"] for r in last.values()} == {6}
+    for arm, row in table((out / "table.md").read_text()).items():
+        scores = [
+            100 * next(s["score"] for n, s in last[arm, seed]["scores"].items() if n != "blimp")
+            for seed in (0, 1)
+        ]
+        assert row["seeds"] == "2"
+        assert row["score"] == f"{statistics.fmean(scores):.1f}"
+        assert row["sd"] == f"{statistics.stdev(scores):.1f}"
+        assert (row["lowest"], row["highest"]) == (f"{min(scores):.1f}", f"{max(scores):.1f}")
+
+
+def test_all_objectives_are_scored_by_the_network_that_is_kept(
+    electra, command, tmp_path, monkeypatch
+):
+    asked_of, probe = [], score.probe
+
+    def probing(model, *given, **more):
+        asked_of.append(Path(model).name)
+        return probe(model, *given, **more)
+
+    monkeypatch.setattr(score, "probe", probing)
+    code, _, err = electra(*command("objectives", score="blimp", budget="4e8flops"))
+    assert code == 0, err
+    asked = {r["arm"]: r["scores"]["blimp"]["network"] for r in results(tmp_path / "study")}
+    assert asked == {
+        "ELECTRA": "discriminator",
+        "ELECTRA 15 %": "discriminator",
+        **dict.fromkeys(("All-Tokens MLM", "Replace MLM", "BERT"), "generator"),
+    }
+    assert asked_of == ["discriminator", "mlm", "mlm", "discriminator", "mlm"]
+    page = (tmp_path / "study" / "page.md").read_text()
+    assert "guessing gives 50" in page
+    assert "These are two measures" in page
+
+
+def test_other_settings_are_refused(electra, refused, command, tmp_path):
+    words = command("tying", score="blimp", budget="4e8flops")
+    assert electra(*words)[0] == 0
+    changed = command("tying", score="blimp", budget="5e8flops")
+    assert "train.budget" in refused(*changed)
+    assert "optim.lr=0.0015, not 0.01" in refused(*words, "optim.lr=0.01")
+    other = command("generator-size", score="blimp", budget="4e8flops")
+    assert "holds results of another study: choose another --out" in refused(*other)
+    (tmp_path / "study" / "results.jsonl").unlink()  # the runs alone tell it, too
+    said = refused(*changed)
+    assert "is of another study" in said
+    assert "train.budget" in said
+
+
+def test_other_data_is_refused(electra, refused, command, corpus, tokenizer_folder, tmp_path):
+    from electra.text.prepare import prepare
+
+    words = [*command("tying", score="blimp", budget="4e8flops")]
+    assert electra(*words)[0] == 0
+    other = tmp_path / "other"
+    prepare([corpus], tokenizer=tokenizer_folder, out=other, length=32, workers=1, held_out=0.2)
+    words[words.index("--data") + 1] = other
+    assert "another data" in refused(*words)
+    (tmp_path / "study" / "results.jsonl").unlink()
+    assert "other data" in refused(*words)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("optim.lr=-1x",), "optim.lr"),
+        (("optim.rate=1",), "did you mean"),
+        (("generator.share=none",), "tying sets generator.share itself"),
+        (("--scale", "huge"), "There is no scale 'huge': there are: paper, small, tiny."),
+        (("--budget", "20steps"), "equal FLOPs"),
+        (("--seeds", "none"), "--seeds"),
+        (("--task", "classify"), "--task-data belong together"),
+        (("--tasks", "cola"), "--glue"),
+        (("--glue", "nowhere"), "nowhere"),
+        (("--tuning", "rate=1"), "rate"),
+        (("--data", "nowhere"), "nowhere"),
+        (("data.length=64",), "32"),
+        (("model.hidden=30", "model.heads=4"), "The arm 'none' of tying is refused: "),
+    ],
+)
+def test_refused(refused, command, more, said, tmp_path):
+    assert said in refused(*command("tying", *more, score="blimp"))
+    assert not (tmp_path / "study" / "cells").exists()
+
+
+def test_refused_without_a_score_or_a_place(electra, refused, command, tmp_path):
+    assert "--glue DIR, --blimp DIR" in refused(*command("tying", score="none"))
+    assert "did you mean 'tying'" in refused(*command("tieing"))
+    assert "--data" in refused("study", "tying")
+    (tmp_path / "study").write_text("a file")
+    assert "is a file" in refused(*command("tying"))
+
+
+def test_the_list(electra):
+    code, shown, _ = electra("study")
+    assert code == 0
+    names = [line.split()[0] for line in shown.splitlines()]
+    assert names == [
+        *("objectives", "generator-size", "tying", "training-algorithms"),
+        *("efficiency", "hidden-size"),
+    ]
+    assert re.search(r"tying +\S", shown)
+
+
+def test_without_matplotlib(electra, command, tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, err = electra(*command("tying", score="blimp", budget="4e8flops"))
+    assert code == 0, err
+    assert "no figure" in err
+    assert "electra[plot]" in err
+    page = (tmp_path / "study" / "page.md").read_text()
+    assert "![" not in page
+    assert "| none |" in page
+    assert not (tmp_path / "study" / "figure.png").exists()
