@@ -22,7 +22,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SIZES = EncoderConfig(
     layers=2, hidden=32, heads=2, embedding=16, positions=32, vocab_size=40, init_std=0.1
 )
-# Rows of 8 to 29 tokens: graphs of two lengths. Six steps of up to 3e-3 each move a weight by
+# Rows of 8 to 29 tokens: graphs of several lengths. Six steps of up to 3e-3 each move a weight by
 # far more than the tolerance.
 CONFIG = FinetuneConfig(lr=1e-3, layer_decay=0.8, epochs=2, batch=8)
 NEAR = {"rtol": 0, "atol": 3e-4}

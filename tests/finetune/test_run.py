@@ -18,6 +18,7 @@ from electra.finetune.judge import failed, labelled, score
 from electra.finetune.predict import predict
 from electra.finetune.results import add_result, read_results, summary
 from electra.finetune.run import finetune
+from electra.finetune.settings import FinetuneConfig
 from electra.hub.heads import TaskCard, load_task_model
 from electra.tasks.examples import Answer, Question, Tagged, Task
 from electra.tasks.load import load_task
@@ -421,3 +422,24 @@ def test_questions_are_learned(head, precision, model_folder, quick, tmp_path, c
     best = max(results, key=lambda r: r["score"])
     assert card.maybe_none
     assert card.null_threshold == best["best_f1_threshold"]
+
+
+def test_texts_that_are_too_long_are_counted_and_the_first_is_named(
+    model_folder, tmp_path, console
+):
+    rows = [
+        f"{'old ' * (30 if n == 3 else 4)}{w},{w}" for n in range(12) for w in ("bread", "cargo")
+    ]
+    data = tmp_path / "data"
+    data.mkdir()
+    for split in ("train", "dev"):
+        (data / f"{split}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    config = FinetuneConfig(length=16, epochs=1, batch=4, lr=1e-3, device="cpu")
+    task = load_task("classify", data)
+    finetune(str(model_folder), task, tmp_path / "out", [0], config, console)
+    shown = " ".join(console.file.getvalue().split())
+    # Line 1 is the header, so that the seventh row stands in line 8.
+    assert (
+        "2 of 24 examples of train are longer than 16 tokens and were cut, the first is '8'"
+        in shown
+    )

@@ -101,7 +101,8 @@ def tell_cuts(trial: Trial, console: Console) -> None:
         if features.cut:
             console.print(
                 f"{trial.task.name}: {features.cut:,} of {len(trial.task.splits[split]):,} "
-                f"examples of {split} are longer than {trial.config.length} tokens and were cut.",
+                f"examples of {split} are longer than {trial.config.length} tokens and were cut, "
+                f"the first is '{trial.task.splits[split][features.first_cut].id}'.",
                 highlight=False,
                 markup=False,
             )

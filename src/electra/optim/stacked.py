@@ -41,34 +41,28 @@ class StackedAdam:
     def step(self, rates: Tensor) -> None:
         """One update; `rates` has the learning rate of each group."""
         self.count += 1
-        self.clip_()
+        scales = (self.norms() / self.clip).clamp(min=1.0)  # (seeds,); gradients are divided by it
         for number, group in enumerate(self.groups):
             means, squares = self.means[number], self.squares[number]
             for decay, members in self.by_decay(group):
-                torch._fused_adamw_(
-                    [group[i] for i in members],
-                    [_gradient(group[i]) for i in members],
-                    [means[i] for i in members],
-                    [squares[i] for i in members],
-                    [],
-                    [self.count] * len(members),
-                    lr=rates[number],
-                    beta1=self.betas[0],
-                    beta2=self.betas[1],
-                    weight_decay=decay,
-                    eps=self.eps,
-                    amsgrad=False,
-                    maximize=False,
-                    grad_scale=None,
-                    found_inf=None,
-                )
-
-    def clip_(self) -> None:
-        """Shorten the gradient of each seed that is too long."""
-        gradients = [_gradient(p) for group in self.groups for p in group]
-        scales = self.clip / self.norms().clamp(min=self.clip)  # (seeds,)
-        for seed, scale in enumerate(scales):
-            torch._foreach_mul_([g[seed] for g in gradients], scale)
+                for seed in range(self.seeds):
+                    torch._fused_adamw_(
+                        [group[i][seed] for i in members],
+                        [_gradient(group[i])[seed] for i in members],
+                        [means[i][seed] for i in members],
+                        [squares[i][seed] for i in members],
+                        [],
+                        [self.count] * len(members),
+                        lr=rates[number],
+                        beta1=self.betas[0],
+                        beta2=self.betas[1],
+                        weight_decay=decay,
+                        eps=self.eps,
+                        amsgrad=False,
+                        maximize=False,
+                        grad_scale=scales[seed],
+                        found_inf=None,
+                    )
 
     def forget(self) -> None:
         """As before the first step."""

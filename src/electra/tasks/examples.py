@@ -112,3 +112,5 @@ class Features:
     first token of each word that is judged in the row, else (-1, -1)."""
     cut: int = 0
     """Examples that were too long and lost tokens: of a text, a question or a single word."""
+    first_cut: int = -1
+    """Number of the first of them."""

@@ -110,6 +110,7 @@ def features(
         example=example,
         rows_each=rows_each,
         cut=len(cut),
+        first_cut=int(cut[0]) if len(cut) else -1,
     )
 
 

@@ -104,7 +104,8 @@ def encode_questions(
         target=None if hidden else np.array(target, dtype=np.int64).reshape(-1, 3),
         example=np.array(owner, dtype=np.int64),
         spans=spans,
-        cut=cut,
+        cut=len(cut),
+        first_cut=cut[0] if cut else -1,
     )
 
 
@@ -138,14 +139,15 @@ def without_spaces(text: str, places: Ints) -> Ints:
 
 def question_heads(
     examples: Sequence[Question], tokenizer: Tokenizer, vocab: Vocabulary, limit: int
-) -> tuple[list[Ints], int]:
-    """[CLS] question [SEP] of every example, and how many questions were cut."""
+) -> tuple[list[Ints], list[int]]:
+    """[CLS] question [SEP] of every example, and the numbers of those that were cut."""
     heads: list[Ints] = []
-    cut = 0
+    cut: list[int] = []
     for at in range(0, len(examples), BATCH):
         texts = [each.question for each in examples[at : at + BATCH]]
         for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):
-            cut += len(encoding.ids) > limit
+            if len(encoding.ids) > limit:
+                cut.append(len(heads))
             heads.append(np.array([vocab.cls, *encoding.ids[:limit], vocab.sep], dtype=np.int32))
     return heads, cut
 

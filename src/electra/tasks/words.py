@@ -32,6 +32,7 @@ def encode_words(
     """
     room = max(length - 2, 1)
     pieces, cut_words = word_pieces(examples, tokenizer, vocab, room)
+    cut = [n for n, each in enumerate(examples) if not cut_words.isdisjoint(each.words)]
     number = {label: place for place, label in enumerate(labels)}
     known = all(each.tags is not None for each in examples)
     ids: list[npt.NDArray[np.int32]] = []
@@ -60,7 +61,8 @@ def encode_words(
         target=target if known else None,
         example=np.array(owner, dtype=np.int64),
         spans=places,
-        cut=sum(1 for each in examples if not cut_words.isdisjoint(each.words)),
+        cut=len(cut),
+        first_cut=cut[0] if cut else -1,
     )
 
 
