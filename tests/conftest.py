@@ -1,6 +1,8 @@
 """Fixtures for every room: a small made-up language, a tokenizer, shards, and a tiny recipe."""
 
+import os
 import random
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -181,5 +183,25 @@ def refused(electra):
         assert err.count("\n") == 1, err
         assert "Traceback" not in err + out
         return err
+
+    return run
+
+
+@pytest.fixture
+def bash(tmp_path):
+    """Run the lines of a page in the test's folder, as a reader would; returns what they print."""
+
+    def run(script: str) -> str:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-e", "-c", script],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout
 
     return run

@@ -29,9 +29,9 @@ from electra.finetune.judge import (
 from electra.finetune.results import Result, add_result, rank, read_results, to_json
 from electra.finetune.settings import FinetuneConfig
 from electra.finetune.stack import unstack_
-from electra.hub.heads import TaskCard, save_task_model
+from electra.hub.heads import TaskCard, new_model, save_task_model
 from electra.models.encoder import Encoder
-from electra.models.heads import DeepTextHead, TaskModel, TextHead, build_head
+from electra.models.heads import DeepTextHead, TaskModel, TextHead
 from electra.tasks.examples import Features, Task
 from electra.text.files import write_whole
 from electra.text.tokenizer import Vocabulary, save_tokenizer, special_names
@@ -108,17 +108,7 @@ class Trial:
     def network(self, seed: int) -> TaskModel:
         """The encoder with a head that this seed initialises."""
         torch.manual_seed(seed)
-        encoder = copy.deepcopy(self.start.encoder)
-        card = self.card
-        head = build_head(
-            card.kind,
-            encoder,
-            card.outputs,
-            head=card.head,
-            pool=card.pool,
-            dropout=card.dropout,
-        )
-        return TaskModel(encoder, head)
+        return new_model(self.card, copy.deepcopy(self.start.encoder))
 
     def run(self, seeds: Sequence[int], out: Path, told: Progress) -> None:
         """Train these seeds together, and write down what came of each."""

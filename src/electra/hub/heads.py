@@ -88,10 +88,8 @@ def save_task_model(model: TaskModel, folder: Path, card: TaskCard, pad_id: int)
     (folder / CARD).write_text(text + "\n", encoding="utf-8")
 
 
-def load_task_model(folder: Path) -> tuple[TaskModel, TaskCard]:
-    """A fine-tuned model and its card."""
-    card = read_card(folder)
-    encoder = Encoder(read_config(folder))
+def new_model(card: TaskCard, encoder: Encoder) -> TaskModel:
+    """An encoder with a new head of the kind that the card describes."""
     head = build_head(
         card.kind,
         encoder,
@@ -100,7 +98,13 @@ def load_task_model(folder: Path) -> tuple[TaskModel, TaskCard]:
         pool=card.pool,
         dropout=card.dropout,
     )
-    model = TaskModel(encoder, head)
+    return TaskModel(encoder, head)
+
+
+def load_task_model(folder: Path) -> tuple[TaskModel, TaskCard]:
+    """A fine-tuned model and its card."""
+    card = read_card(folder)
+    model = new_model(card, Encoder(read_config(folder)))
     wanted = dict(_tensors(model, card))
     copy_weights(folder, read_weights(folder), wanted, f"a model for {card.name}")
     return model.eval(), card
