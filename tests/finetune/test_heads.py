@@ -21,7 +21,7 @@ from transformers import (
 from electra.errors import UserError
 from electra.finetune.run import finetune, open_model
 from electra.hub.folders import load_discriminator, load_encoder
-from electra.hub.heads import TaskCard, load_task_model, read_card, save_task_model
+from electra.hub.heads import TaskCard, load_task_model, new_model, read_card, save_task_model
 from electra.models.encoder import Encoder, EncoderConfig
 from electra.models.heads import TaskModel, build_head
 from electra.tasks.load import load_task
@@ -258,3 +258,12 @@ def test_a_pipeline_of_transformers_says_what_we_said(
     found = ask([e.text for e in task.splits["dev"]], top_k=None, batch_size=8)
     for ours, theirs in zip(said, found, strict=True):
         assert {each["label"]: each["score"] for each in theirs} == pytest.approx(ours, abs=1e-4)
+
+
+def test_the_card_decides_what_of_a_text_the_head_sees(model_folder, tmp_path):
+    card = TaskCard(name="mine", kind="classify", labels=["a", "b"], pool="max", dropout=0.3)
+    model = new_model(card, load_encoder(model_folder))
+    assert (model.head.pool, model.head.dropout.p) == ("max", 0.3)
+    save_task_model(model, tmp_path, card, 0)
+    again, _ = load_task_model(tmp_path)
+    assert again.head.pool == "max"
