@@ -18,6 +18,10 @@ def test_both_sides_are_measured(tiny, console):
     assert set(found) == {"electra", "transformers"}
     for speed in found.values():
         assert 0 < speed.slowest <= speed.tokens_per_second <= speed.fastest
+        assert 0 < speed.peak_share < 1
+    ours, peer = found["electra"], found["transformers"]
+    ratio = ours.tokens_per_second / peer.tokens_per_second
+    assert ours.peak_share / peer.peak_share == pytest.approx(ratio)  # one yardstick for both
     assert set(bench_pretrain(tiny, 9, 0, console)) == {"electra"}
 
 
@@ -52,10 +56,14 @@ def test_another_objective_has_no_peer(tiny, console):
 def test_the_command(electra, refused, data_folder, tmp_path):
     sizes = ("model.hidden=32", "model.embedding=16", "data.length=32", "data.batch=8")
     command = ("bench", "pretrain", "toy", *sizes, "train.device=cpu", "--steps", 9)
-    code, out, _ = electra(*command, "--data", data_folder, "--peer-steps", 4, "--json")
+    several = ("--peer-steps", 4, "--batches", "4,8", "--json")
+    code, out, _ = electra(*command, "--data", data_folder, *several)
     assert code == 0
-    assert set(json.loads(out)) == {"electra", "transformers"}
+    found = json.loads(out)
+    assert set(found) == {"4", "8"}
+    assert all(set(both) == {"electra", "transformers"} for both in found.values())
     code, out, _ = electra(*command, "--data", data_folder, "--peer-steps", 4)
     assert code == 0
     assert "times the peer" in out
+    assert "data.batch" in refused(*command, "--data", data_folder, "--batches", "4,many")
     assert str(tmp_path / "none") in refused(*command, "--data", tmp_path / "none")

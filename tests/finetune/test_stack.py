@@ -77,9 +77,7 @@ def test_the_optimizer_is_the_papers_for_each_seed():
             scores = logits(each, ids[mine], segments[mine], real[mine])
             F.cross_entropy(scores, target[mine], reduction="sum").backward()
             nn.utils.clip_grad_norm_(each.parameters(), 0.5)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
+            optimizer.step(rate)
             each.zero_grad()
     state = whole.state_dict()
     for place, each in enumerate(networks):

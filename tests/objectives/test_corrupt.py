@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from electra.objectives.corrupt import (
     choose_positions,
+    mask_counts,
     mask_tokens,
     put,
     sample_tokens,
@@ -71,6 +72,28 @@ def test_slots_are_those_of_the_original():
     ]
     assert slots_for(128, 0.15, "ceil") == 20
     assert slots_for(5, 0.15, "round") == 1
+
+
+@pytest.mark.parametrize("rounding", ["round", "ceil"])
+def test_a_rate_that_a_graph_reads_gives_the_same_counts(rounding):
+    """Each length and many rates, those at which a count changes among them."""
+    for length in (5, 20, 32, 100, 128, 512):
+        real = torch.arange(length) < torch.arange(1, length + 1)[:, None]
+        for part in range(1, 200):
+            for rate in (part / 200, part / length % 1 or 0.5, (part / length - 0.005) % 1 or 0.5):
+                tensor = torch.tensor(rate, dtype=torch.float64)
+                one = mask_counts(real, real, rate, rounding)
+                assert torch.equal(mask_counts(real, real, tensor, rounding), one), (length, rate)
+
+
+def test_a_rate_that_a_graph_reads_gives_the_same_masks():
+    ids, real = rows(6, 64, 0)
+    for rate in (0.05, 0.15, 0.3):
+        found = []
+        for share in (rate, torch.tensor(rate, dtype=torch.float64)):
+            torch.manual_seed(0)
+            found.append(mask_tokens(ids, real, MASKABLE, MASK, rate=share, top_rate=0.3))
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_85_percent_are_shown_as_mask():

@@ -198,8 +198,7 @@ def test_unigram_samples_follow_the_frequencies(make, batch):
     objective.generator.set_counts(counts)
     big = type(batch)(*(t.repeat(300, 1) for t in batch))
     masked = objective.mask(big)
-    logits, _ = objective.guess(big, masked)
-    drawn = torch.bincount(objective.sample(logits, masked).flatten(), minlength=64)
+    drawn = torch.bincount(objective.fill(big, masked).samples.flatten(), minlength=64)
     words = [i for i in range(60) if i not in (0, 2, 3, 4, *absent)]
     assert drawn.sum() == drawn[words].sum() > 10_000
     expected = counts[words] / counts[words].sum() * drawn.sum()
@@ -210,12 +209,12 @@ def test_uniform_samples_are_uniform(make, batch):
     objective = make("rtd", generator={"kind": "uniform"})
     big = type(batch)(*(t.repeat(300, 1) for t in batch))
     masked = objective.mask(big)
-    logits, loss = objective.guess(big, masked)
-    drawn = torch.bincount(objective.sample(logits, masked).flatten(), minlength=64)
+    guesses = objective.fill(big, masked)
+    drawn = torch.bincount(guesses.samples.flatten(), minlength=64)
     words = [i for i in range(60) if i not in (0, 2, 3, 4)]
     assert drawn.sum() == drawn[words].sum()
     assert chisquare(drawn[words]).pvalue > 1e-4
-    assert loss.item() / int(masked.drawn.sum()) == pytest.approx(math.log(56), rel=1e-5)
+    assert guesses.loss.item() / int(masked.drawn.sum()) == pytest.approx(math.log(56), rel=1e-5)
 
 
 def test_a_word_that_was_never_counted_costs_much_but_not_everything(make, batch, ask):

@@ -8,6 +8,7 @@ from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
 from electra.objectives.rtd import ReplacedTokenDetection
 from electra.objectives.settings import ObjectiveConfig
+from electra.optim import adam
 from electra.optim.adam import PaperAdam, parameter_groups
 
 
@@ -35,9 +36,7 @@ def test_against_numpy():
             if key == "matrix":
                 update = update + 0.01 * expected[key]
             expected[key] = expected[key] - rate * update
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
+        optimizer.step(rate)
         for key in start:
             np.testing.assert_allclose(params[key].detach().numpy(), expected[key], rtol=1e-12)
 
@@ -46,8 +45,94 @@ def test_first_step_is_not_bias_corrected():
     """0.1 g / sqrt(0.001 g^2) = 3.16, where torch's Adam has 1."""
     p = torch.nn.Parameter(torch.zeros(1))
     p.grad = torch.ones(1)
-    PaperAdam([{"params": [p], "weight_decay": 0.0}], lr=1.0).step()
+    PaperAdam([{"params": [p], "weight_decay": 0.0}]).step(1.0)
     assert p.item() == pytest.approx(-3.162, abs=0.001)
+
+
+def pair(seed: int = 0) -> dict[str, torch.nn.Parameter]:
+    g = torch.Generator().manual_seed(seed)
+    shapes = {"matrix": (40, 30), "vector": (50,)}
+    return {
+        k: torch.nn.Parameter(torch.randn(s, generator=g, dtype=torch.float64))
+        for k, s in shapes.items()
+    }
+
+
+def groups(params: dict[str, torch.nn.Parameter]) -> list[dict]:
+    return [
+        {"params": [params["matrix"]], "weight_decay": 0.01},
+        {"params": [params["vector"]], "weight_decay": 0.0},
+    ]
+
+
+@pytest.mark.parametrize("clip", [1.0, 1e9])
+def test_against_torch_with_its_clipping(clip):
+    """AdamW whose rate undoes the correction at each step; epsilon is too small to matter."""
+    ours, theirs = pair(), pair()
+    optimizer = PaperAdam(groups(ours), clip=clip, eps=0.0)
+    reference = torch.optim.AdamW(groups(theirs), eps=0.0)
+    for step in range(1, 30):
+        rate = 1e-2 * (1 - step / 30)
+        for key, p in ours.items():
+            p.grad = torch.randn_like(p) * (10 if step % 3 else 1e-4)
+            theirs[key].grad = p.grad.clone()
+        norm = optimizer.step(rate)
+        expected = torch.nn.utils.clip_grad_norm_(theirs.values(), clip)
+        assert norm.item() == pytest.approx(expected.item(), rel=1e-6)
+        corrected = rate * (1 - 0.9**step) / (1 - 0.999**step) ** 0.5
+        for group in reference.param_groups:
+            decay = 0.01 if group["params"][0].ndim > 1 else 0.0
+            group.update(lr=corrected, weight_decay=decay * rate / corrected)
+        reference.step()
+        for key, p in ours.items():
+            torch.testing.assert_close(p, theirs[key], rtol=1e-5, atol=1e-7)
+
+
+def test_one_clip_over_all_groups():
+    """3-4-5: the gradient of norm 5 is shortened to 0.5, a short one is left alone."""
+    params = [torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))]
+    optimizer = PaperAdam([{"params": [p]} for p in params], clip=0.5)
+    for p, value in zip(params, (3.0, 4.0), strict=True):
+        p.grad = torch.tensor([value])
+    assert optimizer.step(0.0).item() == 5.0
+    means = [optimizer.moments(p)["mean"].item() for p in params]
+    assert means == pytest.approx([0.1 * 0.3, 0.1 * 0.4])
+    squares = [optimizer.moments(p)["square"].item() for p in params]
+    assert squares == pytest.approx([0.001 * 0.09, 0.001 * 0.16])
+    optimizer = PaperAdam([{"params": [p]} for p in params], clip=0.5)
+    params[0].grad, params[1].grad = torch.tensor([0.25]), torch.tensor([0.0])
+    assert optimizer.step(0.0).item() == 0.25
+    assert optimizer.moments(params[0])["mean"].item() == pytest.approx(0.025)
+
+
+def test_other_devices_compute_the_same(monkeypatch):
+    fused, plain = pair(), pair()
+    optimizers = [PaperAdam(groups(p), clip=1.0) for p in (fused, plain)]
+    for _ in range(10):
+        for key, p in fused.items():
+            p.grad = torch.randn_like(p)
+            plain[key].grad = p.grad.clone()
+        one = optimizers[0].step(1e-2)
+        with monkeypatch.context() as patch:
+            patch.setattr(adam, "fused", adam.written_out)
+            two = optimizers[1].step(torch.tensor(1e-2, dtype=torch.float64))
+        assert torch.equal(one, two)
+    for key, p in fused.items():
+        torch.testing.assert_close(p, plain[key], rtol=1e-6, atol=1e-9)
+
+
+def test_a_rate_of_0_leaves_the_weights_and_no_gradient_leaves_everything():
+    params = pair()
+    before = {k: p.detach().clone() for k, p in params.items()}
+    optimizer = PaperAdam(groups(params))
+    params["matrix"].grad = torch.randn_like(params["matrix"])
+    optimizer.step(0.0)
+    assert all(torch.equal(p, before[k]) for k, p in params.items())
+    assert optimizer.moments(params["matrix"])["mean"].any()
+    optimizer.step(1.0)
+    assert torch.equal(params["vector"], before["vector"])
+    assert not optimizer.moments(params["vector"])["mean"].any()
+    assert set(optimizer.moments(params["vector"])) == {"mean", "square"}
 
 
 @pytest.mark.parametrize("share", ["none", "embeddings", "all"])

@@ -73,6 +73,13 @@ def test_to_resume_is_to_begin_at_another_number(shards):
     assert first[0].shape == (8, 32 + 2)
 
 
+def test_the_stream_is_the_rows_in_their_order(shards):
+    batches = stream(shards, 8, 3, 16, torch.device("cpu"))
+    for number in range(6):
+        expected = rows_at(shards, 16 + 8 * number, 8, 3)
+        assert np.array_equal(next(batches).numpy(), expected)
+
+
 def test_an_error_while_reading_ahead_reaches_the_loop(shards, monkeypatch):
     from electra.train import data
 

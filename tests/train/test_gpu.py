@@ -1,4 +1,4 @@
-"""On a CUDA device: bf16 products over fp32 weights, resume, and compiled code."""
+"""On a CUDA device: bf16 over fp32 weights, the step as a graph, resume, and compiled code."""
 
 import shutil
 from dataclasses import replace
@@ -7,7 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from electra.train import checkpoint, pretrain
+from electra.config import override
+from electra.text.tokenizer import load_vocabulary
+from electra.train import checkpoint, loop, pretrain
+from electra.train.data import open_data, rows_at
 from electra.train.pretrain import resume, start
 from electra.train.record import read_metrics
 
@@ -85,22 +88,160 @@ def test_compiled_is_eager_within_the_noise_of_bf16(
         assert compiled == pytest.approx(eager, rel=5e-2), name
 
 
-def test_training_waits_for_the_device_only_to_report(on_cuda, with_train, tmp_path, console):
+VARIANTS = {
+    "rtd": (),
+    "pieces": ("train.accumulate=4",),
+    "more and more masks": ("objective.mask_rate=0.05", "objective.mask_rate_end=0.5"),
+    "repeated": ("objective.draw=repeated",),
+    "no true token": ("objective.exclude_true=true",),
+    "rtd-masked": ("objective.kind=rtd-masked",),
+    "80-10-10": ("objective.kind=mlm", "objective.mask_shown=0.8", "objective.mask_random=0.1"),
+    "replace-mlm": ("objective.kind=replace-mlm",),
+    "all-tokens-mlm": ("objective.kind=all-tokens-mlm",),
+    "two-stage": ("objective.kind=two-stage", "generator.share=none", "generator.width=1"),
+    "adversarial": ("objective.kind=adversarial",),
+    "electric": ("objective.kind=electric",),
+    "gdes": ("generator.share=gdes",),
+    "unigram": ("generator.kind=unigram",),
+    "all shared": ("generator.share=all", "generator.width=1"),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_replay_has_the_numbers_of_the_step(name, on_cuda, with_train, tmp_path, console):
+    """The same masks, samples and dropout, step by step, in both stages where there are two."""
+    config = override(on_cuda, ["train.precision=fp32", "train.budget=8steps", *VARIANTS[name]])
+    start(with_train(config, graph=False), tmp_path / "plain", console)
+    start(config, tmp_path / "graph", console)
+    for figure in ("loss", "gradient_norm", "learning_rate"):
+        plain, graph = (losses(tmp_path / n, figure) for n in ("plain", "graph"))
+        assert len(plain) == 8
+        assert graph == pytest.approx(plain, rel=2e-3), figure
+    plain, graph = (weights(tmp_path / n) for n in ("plain", "graph"))
+    for key, tensor in plain.items():
+        # Adam's quotient of a gradient near 0 is as uncertain as its sign
+        assert (graph[key].float() - tensor.float()).abs().mean() < 2e-4, key
+
+
+def test_a_replay_in_bf16_is_the_step_within_its_noise(on_cuda, with_train, tmp_path, console):
+    config = with_train(on_cuda, budget="20steps")
+    start(with_train(config, graph=False), tmp_path / "plain", console)
+    start(config, tmp_path / "graph", console)
+    plain, graph = (losses(tmp_path / n, "mlm_loss") for n in ("plain", "graph"))
+    assert graph == pytest.approx(plain, rel=2e-2)
+
+
+@pytest.fixture
+def opened(on_cuda, tmp_path, console):
+    """A run on the device after its dry run, and its first rows."""
+    shards = open_data(on_cuda.data, on_cuda.model.positions)
+    vocab = load_vocabulary(shards.tokenizer)
+    config = replace(on_cuda, model=replace(on_cuda.model, vocab_size=vocab.size))
+    (tmp_path / "run").mkdir()
+    shutil.copytree(shards.tokenizer, tmp_path / "run" / "tokenizer")
+    rows = torch.from_numpy(rows_at(shards, 0, config.data.batch, 0)).cuda()
+    with pretrain.opened(config, tmp_path / "run", shards, vocab, console) as run:
+        before = {n: p.detach().clone() for n, p in run.objective.named_parameters()}
+        random = torch.cuda.get_rng_state()
+        loop.dry_run(run, rows)
+        assert torch.equal(torch.cuda.get_rng_state(), random)
+        yield run, rows, before
+
+
+def changed(run, before) -> float:
+    """The largest change of a weight."""
+    pairs = ((p, before[n]) for n, p in run.objective.named_parameters())
+    return max((p.detach() - b).abs().max().item() for p, b in pairs)
+
+
+def test_the_capture_changes_nothing(opened):
+    run, _, before = opened
+    assert run.replay is not None
+    assert changed(run, before) == 0
+    for p in run.objective.parameters():
+        assert p.grad is None
+        assert not any(moment.any() for moment in run.optimizer.moments(p).values())
+
+
+def test_each_replay_has_its_learning_rate(opened):
+    run, rows, before = opened
+    run.replay(rows, 0.0)
+    assert changed(run, before) == 0
+    run.replay(rows, 1e-6)
+    little = changed(run, before)
+    assert 0 < little < 1e-5  # at most 3.2 rates, at the first step
+    run.replay(rows, 1e-3)
+    assert changed(run, before) > 100 * little
+
+
+def test_each_replay_has_its_rows(opened):
+    run, rows, _ = opened
+    counted = run.objective.names.index("tokens")
+    for length in (9, 20):
+        short = rows.clone()
+        short[:, -1] = length
+        assert run.replay(short, 0.0)[counted].item() == length * len(rows)
+
+
+def test_each_replay_has_its_random_numbers(opened):
+    """And a state that was kept brings the same ones again, also after a look at held-out text."""
+    run, rows, _ = opened
+    random = torch.cuda.get_rng_state()
+    found = [run.replay(rows, 0.0).tolist() for _ in range(3)]
+    assert found[0] != pytest.approx(found[1], rel=1e-3)
+    assert found[1] != pytest.approx(found[2], rel=1e-3)
+    after = torch.cuda.get_rng_state()
+    assert not torch.equal(random, after)
+    torch.cuda.set_rng_state(random)
+    assert run.replay(rows, 0.0).tolist() == pytest.approx(found[0], rel=1e-3)
+    loop.validate(run.objective, run.held_out, run.micro_batch, run.dtype)
+    assert run.replay(rows, 0.0).tolist() == pytest.approx(found[1], rel=1e-3)
+    loop.step(run, rows, 0.0)  # it moves the state as far as a replay does
+    assert torch.equal(torch.cuda.get_rng_state(), after)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_training_waits_for_the_device_only_to_report(
+    graph, on_cuda, with_train, tmp_path, console, monkeypatch
+):
     """A step on its own must not make the host wait."""
-    from electra.train import loop
+    steps, capture = [], loop.captured
 
-    real, steps = loop.step, []
+    def watched(take):
+        def step(*arguments):
+            steps.append(1)
+            if len(steps) > 3:
+                torch.cuda.set_sync_debug_mode("error")
+            try:
+                return take(*arguments)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
 
-    def watched(*arguments):
-        steps.append(1)
-        if len(steps) > 3:
-            torch.cuda.set_sync_debug_mode("error")
-        try:
-            return real(*arguments)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        return step
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "step", watched)
-        assert start(with_train(on_cuda, budget="8steps"), tmp_path / "run", console) == 0
+    if graph:
+        monkeypatch.setattr(loop, "captured", lambda *given: watched(capture(*given)))
+    else:
+        monkeypatch.setattr(loop, "step", watched(loop.step))
+    config = with_train(on_cuda, budget="8steps", graph=graph)
+    assert start(config, tmp_path / "run", console) == 0
     assert len(steps) == 8
+
+
+def test_the_host_is_few_steps_ahead(on_cuda):
+    """Else a time budget would be spent with many steps still to do."""
+    from electra.train.data import AHEAD, stream
+
+    device = torch.device("cuda")
+    shards = open_data(on_cuda.data, on_cuda.model.positions)
+    batches = stream(shards, 8, 0, 0, device)
+    done, found = [], []
+    for number in range(12):
+        found.append(next(batches))
+        torch.cuda._sleep(20_000_000)  # about 10 ms
+        done.append(torch.cuda.Event())
+        done[-1].record()
+        if number > AHEAD:
+            assert done[number - AHEAD - 1].query()
+    assert not done[-1].query()  # it was ahead
+    assert torch.equal(torch.cat(found).cpu(), torch.from_numpy(rows_at(shards, 0, 12 * 8, 0)))

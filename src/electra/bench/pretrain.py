@@ -1,5 +1,6 @@
 """`electra bench pretrain`: tokens per second of a recipe, beside transformers' classes."""
 
+import gc
 import statistics
 import tempfile
 import time
@@ -17,11 +18,19 @@ from electra.config import override
 from electra.errors import UserError, require
 from electra.hub.folders import transformers_config
 from electra.models.electra import generator_sizes
+from electra.models.flops import step_flops
 from electra.objectives.batch import unpack
-from electra.objectives.corrupt import mask_tokens, put
+from electra.objectives.corrupt import mask_tokens, put, slots_for
+from electra.text.shards import Shards
 from electra.text.tokenizer import Vocabulary, load_vocabulary
 from electra.train.data import open_data, stream
-from electra.train.device import autocast, choose_device, choose_precision, synchronize
+from electra.train.device import (
+    autocast,
+    choose_device,
+    choose_precision,
+    measure_peak,
+    synchronize,
+)
 from electra.train.pretrain import PretrainConfig, start
 from electra.train.record import read_metrics
 
@@ -34,8 +43,11 @@ class Speed:
     """Median over the stretches that were measured."""
     slowest: float
     fastest: float
+    peak_share: float
+    """The arithmetic that the step needs by its definition, of what a large product reaches here;
+    the same count for both sides, whatever they compute besides."""
     memory_gib: float | None
-    """Peak on a CUDA device."""
+    """Peak on a CUDA device, the memory of a graph included."""
 
 
 def bench_pretrain(
@@ -44,14 +56,30 @@ def bench_pretrain(
     """Our speed, and the peer's if it gets steps."""
     if config.objective.kind != "rtd":
         raise UserError("The peer knows only objective.kind=rtd: leave it at that.")
-    found = {"electra": ours(config, steps, console)}
+    shards = open_data(config.data, config.model.positions)
+    vocab = load_vocabulary(shards.tokenizer)
+    config = replace(config, model=replace(config.model, vocab_size=vocab.size))
+    device = choose_device(config.train.device)
+    peak = measure_peak(device, choose_precision(config.train.precision, device))
+    limit = peak / flops_per_token(config)
+    found = {"electra": ours(config, steps, limit, console)}
     if peer_steps:
-        found["transformers"] = theirs(config, peer_steps)
+        found["transformers"] = theirs(config, peer_steps, limit, shards, vocab)
     return found
 
 
-def ours(config: PretrainConfig, steps: int, console: Console) -> Speed:
-    """An ordinary run of some steps; what its own reports say, without the first third."""
+def flops_per_token(config: PretrainConfig) -> float:
+    """Arithmetic of a step for each token of a row."""
+    length, o = config.data.length, config.objective
+    slots = slots_for(length, o.top_rate, o.count)
+    return step_flops(config.model, config.generator, length, slots) / length
+
+
+def ours(config: PretrainConfig, steps: int, limit: float, console: Console) -> Speed:
+    """An ordinary run of some steps; what its own reports say, without the first third.
+
+    On CUDA that is the replay of a graph, batches read beside it, as in every run.
+    """
     every = max(1, steps // 9)
     changes = [f"train.budget={steps}steps", f"train.report_every={every}"]
     changes += ["train.validate_every=1000000", "train.checkpoint_every=1000000"]
@@ -61,27 +89,26 @@ def ours(config: PretrainConfig, steps: int, console: Console) -> Speed:
         if start(override(config, changes), out, console):
             raise UserError("The run was stopped before it was measured.")
         lines = [line for line in read_metrics(out) if line["kind"] == "train"]
-    return speed([line["tokens_per_second"] for line in lines[len(lines) // 3 :]])
+    return speed([line["tokens_per_second"] for line in lines[len(lines) // 3 :]], limit)
 
 
-def theirs(config: PretrainConfig, steps: int) -> Speed:
+def theirs(
+    config: PretrainConfig, steps: int, limit: float, shards: Shards, vocab: Vocabulary
+) -> Speed:
     """The joint step with transformers' two classes, as their documentation would have it.
 
     Eager, scaled dot product attention, the vocabulary at every position, torch's fused AdamW.
     """
     device = choose_device(config.train.device)
     dtype = choose_precision(config.train.precision, device)
-    shards = open_data(config.data, config.model.positions)
-    vocab = load_vocabulary(shards.tokenizer)
-    config = replace(config, model=replace(config.model, vocab_size=vocab.size))
+    reset_memory()
     pair = build_peer(config, vocab.pad).to(device).train()
     optimizer = torch.optim.AdamW(pair.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     maskable = torch.ones(config.model.vocab_size, dtype=torch.bool, device=device)
     maskable[list(vocab.special)] = False
-    reset_memory()
     rows = stream(shards, config.data.batch, config.train.seed, 0, device)
     take = peer_step(pair, optimizer, maskable, vocab, config, dtype)
-    return speed(list(timed(take, rows, steps, config, device)))
+    return speed(list(timed(take, rows, steps, config, device)), limit)
 
 
 def timed(
@@ -157,8 +184,8 @@ def peer_step(
     return take
 
 
-def speed(measured: list[float]) -> Speed:
-    """The figures of some stretches."""
+def speed(measured: list[float], limit: float) -> Speed:
+    """The figures of some stretches; `limit` is the tokens per second at the hardware's peak."""
     memory = None
     if torch.cuda.is_available():
         memory = torch.cuda.max_memory_allocated() / 2**30
@@ -166,12 +193,14 @@ def speed(measured: list[float]) -> Speed:
         tokens_per_second=statistics.median(measured),
         slowest=min(measured),
         fastest=max(measured),
+        peak_share=statistics.median(measured) / limit,
         memory_gib=memory,
     )
 
 
 def reset_memory() -> None:
     """Count the peak of memory from here on."""
+    gc.collect()  # what is left of a run before
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

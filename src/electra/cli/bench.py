@@ -26,12 +26,16 @@ def pretrain(
     peer_steps: Annotated[
         int, typer.Option(help="Steps of the peer; 0 leaves it out.", min=0)
     ] = 40,
+    batches: Annotated[
+        str, typer.Option(help="Rows in a step, one or several: 128,1024; else the recipe's.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Measure a recipe's tokens per second, and those of transformers' classes on the same data.
 
-    Ours is an ordinary run; the peer is a plain loop with ElectraForMaskedLM and
-    ElectraForPreTraining, eager, which needs the library transformers.
+    Ours is an ordinary run, on CUDA with each step as one graph; the peer is a plain loop with
+    ElectraForMaskedLM and ElectraForPreTraining, eager, which needs the library transformers.
+    Peak is the share of what a large matrix product reaches on this device.
 
     Example:  electra bench pretrain paper.small --data shards train.compile=true
     """
@@ -46,16 +50,23 @@ def pretrain(
 
     console, progress = consoles()
     config = override(recipe(name), [*(settings or []), f"data.folder={data}"])
-    found = bench_pretrain(config, steps, peer_steps, progress)
+    sizes = (batches or str(config.data.batch)).split(",")
+    configs = [override(config, [f"data.batch={size}"]) for size in sizes]
+    found = {c.data.batch: bench_pretrain(c, steps, peer_steps, progress) for c in configs}
     if as_json:
-        typer.echo(json.dumps({side: asdict(speed) for side, speed in found.items()}))
+        sides = {n: {side: asdict(s) for side, s in both.items()} for n, both in found.items()}
+        typer.echo(json.dumps(sides))
         return
-    table = Table("", "tokens/s", "range", "memory", box=None)
-    for side, speed in found.items():
-        memory = "" if speed.memory_gib is None else f"{speed.memory_gib:.2f} GiB"
-        spread = f"{speed.slowest:,.0f} to {speed.fastest:,.0f}"
-        table.add_row(side, f"{speed.tokens_per_second:,.0f}", spread, memory)
+    table = Table("", "batch", "tokens/s", "range", "of peak", "memory", "", box=None)
+    for size, both in found.items():
+        ours = both["electra"].tokens_per_second
+        for side, speed in both.items():
+            memory = "" if speed.memory_gib is None else f"{speed.memory_gib:.2f} GiB"
+            spread = f"{speed.slowest:,.0f} to {speed.fastest:,.0f}"
+            ratio = ours / speed.tokens_per_second
+            table.add_row(
+                *(side, f"{size:,}", f"{speed.tokens_per_second:,.0f}", spread),
+                *(f"{speed.peak_share:.1%}", memory),
+                "" if side == "electra" else f"ours is {ratio:.2f} times the peer",
+            )
     console.print(table)
-    if "transformers" in found:
-        ratio = found["electra"].tokens_per_second / found["transformers"].tokens_per_second
-        console.print(f"{ratio:.2f} times the peer")

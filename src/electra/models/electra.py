@@ -94,9 +94,11 @@ class Generator(nn.Module):
 
     def predict(self, hidden: Tensor) -> Tensor:
         x = self.norm(F.gelu(self.dense(hidden)))
-        # Ids that no token has get probability 0, through the bias: no extra pass over the logits.
-        bias = self.bias.masked_fill(self.absent, float("-inf"))
-        return F.linear(x, self.encoder.embeddings.token.weight, bias)
+        return F.linear(x, self.encoder.embeddings.token.weight, self.word_bias())
+
+    def word_bias(self) -> Tensor:
+        """Ids that no token has get probability 0 through it: no extra pass over the logits."""
+        return self.bias.masked_fill(self.absent, float("-inf"))
 
 
 class Discriminator(nn.Module):

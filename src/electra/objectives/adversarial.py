@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from electra.models.electra import Discriminator, Generator
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked, put
-from electra.objectives.objective import Outcome, Sums, add_up, generator_sums, loss_at
+from electra.objectives.objective import Outcome, Sums, add_up, generator_sums
 from electra.objectives.rtd import SUMS, ReplacedTokenDetection, detection_sums, summarise
 from electra.objectives.settings import ObjectiveConfig
 
@@ -44,8 +44,8 @@ class Adversarial(ReplacedTokenDetection):
         assert isinstance(self.generator, Generator)
         states = self.generator.states(masked.inputs, segments, real, masked.positions)
         logits = self.generator.predict(states).float()
-        samples = self.sample(logits, masked)
-        corrupted = put(ids, masked.positions, samples, masked.drawn)
+        guesses = self.read(logits, masked, sample=True)
+        corrupted = put(ids, masked.positions, guesses.samples, masked.drawn)
         replaced = corrupted != ids
 
         scores = self.discriminator(corrupted, segments, real).float()
@@ -56,7 +56,7 @@ class Adversarial(ReplacedTokenDetection):
         # The states are cut off: the baseline judges the generator and does not teach it.
         expected = self.baseline(states.detach()).squeeze(-1).float()
         gain = reward + F.logsigmoid(expected.detach())  # R - b
-        chance = self.log_chance(logits, samples, masked)
+        chance = self.log_chance(logits, guesses.samples, masked)
         raised = (chance * gain * masked.drawn).sum()
         # The discriminator's probability of the right verdict is exp(-R): cross-entropy to that
         miss = F.binary_cross_entropy_with_logits(expected, (-reward).exp(), reduction="none")
@@ -65,7 +65,7 @@ class Adversarial(ReplacedTokenDetection):
         taught = c.generator_weight * (baseline_loss - raised) / totals[0]
         loss = taught + c.discriminator_weight * detection_loss / totals[1]
         with torch.no_grad():
-            generated = generator_sums(logits, samples, masked, loss_at(logits, masked))
+            generated = generator_sums(guesses, masked)
             detected = detection_sums(batch, detection_loss, replaced, scores, real)
             sums = add_up(*generated, *detected, reward * masked.drawn, baseline_loss)
         return Outcome(loss, sums, corrupted, replaced, scores.detach(), real)

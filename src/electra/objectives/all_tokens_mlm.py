@@ -48,9 +48,8 @@ class AllTokensMlm(ReplaceMlm):
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
         c = self.config
         ids, segments, real = batch
-        guesses, mlm_loss = self.guess(batch, masked)
-        samples = self.sample(guesses, masked)
-        corrupted = put(ids, masked.positions, samples, masked.drawn)
+        guesses = self.fill(batch, masked)
+        corrupted = put(ids, masked.positions, guesses.samples, masked.drawn)
         replaced = corrupted != ids
 
         hidden = self.mlm.encoder(corrupted, segments, real)
@@ -61,12 +60,12 @@ class AllTokensMlm(ReplaceMlm):
         gate = F.binary_cross_entropy_with_logits(-copy, replaced.float(), reduction="none")
         model_loss, gate_loss = (nll * real).sum(), (gate * real).sum()
         kept = (c.model_weight * model_loss + c.gate_weight * gate_loss) / totals[1]
-        loss = c.generator_weight * mlm_loss / totals[0] + kept
+        loss = c.generator_weight * guesses.loss / totals[0] + kept
         with torch.no_grad():
             flagged = (copy < 0) & real
             right = (best_guess(logits, copy, corrupted) == ids).gather(1, masked.positions)
             sums = add_up(
-                *generator_sums(guesses, samples, masked, mlm_loss),
+                *generator_sums(guesses, masked),
                 *(real, replaced, model_loss, right & masked.drawn),
                 *(gate_loss, flagged, flagged & replaced),
             )

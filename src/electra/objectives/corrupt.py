@@ -12,6 +12,8 @@ from torch import Tensor
 
 Rounding = Literal["round", "ceil"]
 Draw = Literal["distinct", "repeated"]
+Rate = float | Tensor
+"""A share; where a CUDA graph reads it anew at each step, a tensor in fp64 with one element."""
 
 
 class Masked(NamedTuple):
@@ -29,12 +31,19 @@ def slots_for(length: int, rate: float, rounding: Rounding) -> int:
     return max(1, slots)
 
 
-def mask_counts(real: Tensor, candidates: Tensor, rate: float, rounding: Rounding) -> Tensor:
+def mask_counts(real: Tensor, candidates: Tensor, rate: Rate, rounding: Rounding) -> Tensor:
     """How many positions each row masks: its share of the real tokens, at least one."""
+    length = real.shape[1]
+    most: Rate
+    if isinstance(rate, Tensor):  # `slots_for` in the same precision, so with the same result
+        slots = (rate * length).ceil() if rounding == "ceil" else ((rate + 0.005) * length).floor()
+        most, rate = slots.clamp_min(1), rate.float()
+    else:
+        most = slots_for(length, rate, rounding)
     wanted = real.sum(1) * rate
     wanted = wanted.ceil() if rounding == "ceil" else wanted.round()
-    slots = slots_for(real.shape[1], rate, rounding)
-    return torch.minimum(wanted.clamp(1, slots).long(), candidates.sum(1))  # (batch,)
+    wanted = wanted.clamp_min(1).clamp_max(most)
+    return torch.minimum(wanted.long(), candidates.sum(1))  # (batch,)
 
 
 def choose_positions(candidates: Tensor, slots: int, draw: Draw) -> Tensor:
@@ -53,7 +62,7 @@ def mask_tokens(
     maskable: Tensor,
     mask_id: int,
     *,
-    rate: float,
+    rate: Rate,
     top_rate: float = 0.0,
     shown: float = 0.85,
     rounding: Rounding = "round",
@@ -66,7 +75,8 @@ def mask_tokens(
     Where the rate changes in the course of a run, `top_rate` is its highest value: slots for that.
     """
     candidates = real & maskable[ids]
-    slots = slots_for(ids.shape[1], max(rate, top_rate), rounding)
+    highest = top_rate if isinstance(rate, Tensor) else max(rate, top_rate)
+    slots = slots_for(ids.shape[1], highest, rounding)
     counts = mask_counts(real, candidates, rate, rounding)
     positions = choose_positions(candidates, slots, draw)
     drawn = torch.arange(slots, device=ids.device) < counts[:, None]

@@ -6,7 +6,7 @@ from torch import Tensor
 from electra.models.electra import Discriminator, Generator
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked, put
-from electra.objectives.objective import Ids, Objective, Outcome, Sums, add_up, loss_at
+from electra.objectives.objective import Ids, Objective, Outcome, Sums, add_up
 from electra.objectives.settings import ObjectiveConfig
 
 
@@ -35,13 +35,9 @@ class MaskedLanguageModel(Objective):
         return masked._replace(inputs=put(masked.inputs, masked.positions, random, chosen))
 
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
-        inputs = (masked.inputs, batch.segments, batch.real, masked.positions)
-        logits = self.mlm(*inputs).float()
-        model_loss = loss_at(logits, masked)
-        with torch.no_grad():
-            right = (logits.argmax(-1) == masked.originals) & masked.drawn
-            sums = add_up(masked.drawn, model_loss, right)
-        return Outcome(model_loss / totals[0], sums)
+        answers = self.guess(self.mlm, masked.inputs, batch, masked, sample=False)
+        sums = add_up(masked.drawn, answers.loss, answers.right)
+        return Outcome(answers.loss / totals[0], sums)
 
     def summarise(self, sums: Sums) -> dict[str, float]:
         loss = sums["model_loss"] / max(sums["masked"], 1)

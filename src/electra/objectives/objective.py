@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from electra.models.electra import Discriminator, Generator
 from electra.models.simple import FrequencyGenerator
 from electra.objectives.batch import Batch
-from electra.objectives.corrupt import Masked, mask_tokens, sample_tokens
+from electra.objectives.corrupt import Masked, Rate, mask_tokens, sample_tokens
 from electra.objectives.settings import ObjectiveConfig
 
 Sums = Mapping[str, float]
@@ -35,6 +35,14 @@ class Outcome(NamedTuple):
     judged: Tensor | None = None  # (batch, length) where they count
 
 
+class Guesses(NamedTuple):
+    """What a masked language model says at the drawn positions."""
+
+    loss: Tensor  # the cross-entropy of the true tokens, summed
+    right: Tensor  # (batch, slots) its best guess is the true token
+    samples: Tensor  # (batch, slots) a token for each slot: drawn, or the true one if none is asked
+
+
 class Objective(nn.Module):
     """Networks and the loss that trains them; `forward(batch, masked, totals)` is an `Outcome`."""
 
@@ -47,7 +55,7 @@ class Objective(nn.Module):
         super().__init__()
         self.config = config
         self.mask_id = ids.mask
-        self.rate = config.mask_rate
+        self.rate: Rate = config.mask_rate
         maskable = torch.ones(rows, dtype=torch.bool)
         maskable[list(ids.special)] = False
         self.maskable: Tensor
@@ -61,6 +69,11 @@ class Objective(nn.Module):
     def stages(self) -> Iterator[None]:
         """Be in each stage in turn: a rehearsal has to see them all."""
         yield
+
+    @property
+    def second(self) -> bool:
+        """Whether the second of two stages has begun; most objectives have but one."""
+        return False
 
     def phase(self, progress: float) -> float:
         """Progress within the present stage, which schedule and watch go by."""
@@ -85,6 +98,30 @@ class Objective(nn.Module):
         """The denominators of the losses, counted over a whole batch."""
         return totals_of(batch, masked)
 
+    def guess(
+        self,
+        network: Generator | FrequencyGenerator,
+        inputs: Tensor,
+        batch: Batch,
+        masked: Masked,
+        *,
+        sample: bool,
+    ) -> Guesses:
+        """What `network` makes of the drawn positions of its inputs."""
+        logits = network(inputs, batch.segments, batch.real, masked.positions).float()
+        return self.read(logits, masked, sample=sample)
+
+    def read(self, logits: Tensor, masked: Masked, *, sample: bool) -> Guesses:
+        """Loss, best guess and sample from the same logits, dropout included."""
+        loss = loss_at(logits, masked)
+        samples = masked.originals
+        with torch.no_grad():
+            if sample:
+                excluded = masked.originals if self.config.exclude_true else None
+                samples = sample_tokens(logits, self.config.temperature, excluded)
+            right = (logits.argmax(-1) == masked.originals) & masked.drawn
+        return Guesses(loss, right, samples)
+
     def summarise(self, sums: Sums) -> dict[str, float]:
         """The figures people look at, from sums over any number of batches."""
         raise NotImplementedError
@@ -103,16 +140,9 @@ class Corrupting(Objective):
 
     generator: Generator | FrequencyGenerator
 
-    def guess(self, batch: Batch, masked: Masked) -> tuple[Tensor, Tensor]:
-        """The generator's logits at the drawn positions, and its loss there, summed."""
-        inputs = (masked.inputs, batch.segments, batch.real, masked.positions)
-        logits = self.generator(*inputs).float()
-        return logits, loss_at(logits, masked)
-
-    def sample(self, logits: Tensor, masked: Masked) -> Tensor:
-        """One token for each slot; no gradient flows through it."""
-        excluded = masked.originals if self.config.exclude_true else None
-        return sample_tokens(logits, self.config.temperature, excluded)
+    def fill(self, batch: Batch, masked: Masked) -> Guesses:
+        """The generator's guesses."""
+        return self.guess(self.generator, masked.inputs, batch, masked, sample=True)
 
     def guessing_loss(self, entropy: float) -> float:
         learns = isinstance(self.generator, Generator)
@@ -131,12 +161,10 @@ GENERATOR_SUMS = (
 )
 
 
-def generator_sums(
-    logits: Tensor, samples: Tensor, masked: Masked, loss: Tensor
-) -> tuple[Tensor, ...]:
+def generator_sums(guesses: Guesses, masked: Masked) -> tuple[Tensor, ...]:
     """In the order of `GENERATOR_SUMS`."""
-    right = (logits.argmax(-1) == masked.originals) & masked.drawn
-    return masked.drawn, loss, right, (samples == masked.originals) & masked.drawn
+    true = (guesses.samples == masked.originals) & masked.drawn
+    return masked.drawn, guesses.loss, guesses.right, true
 
 
 def generator_figures(sums: Sums) -> dict[str, float]:

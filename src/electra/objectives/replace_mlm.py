@@ -18,7 +18,6 @@ from electra.objectives.objective import (
     add_up,
     generator_figures,
     generator_sums,
-    loss_at,
 )
 from electra.objectives.settings import ObjectiveConfig
 
@@ -44,19 +43,15 @@ class ReplaceMlm(Corrupting):
 
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
         c = self.config
-        logits, mlm_loss = self.guess(batch, masked)
-        samples = self.sample(logits, masked)
-        corrupted = put(batch.ids, masked.positions, samples, masked.drawn)
-
-        inputs = (corrupted, batch.segments, batch.real, masked.positions)
-        predicted = self.mlm(*inputs).float()
-        model_loss = loss_at(predicted, masked)
-        generated = c.generator_weight * mlm_loss / totals[0]
-        loss = generated + c.model_weight * model_loss / totals[0]
+        guesses = self.fill(batch, masked)
+        corrupted = put(batch.ids, masked.positions, guesses.samples, masked.drawn)
+        answers = self.guess(self.mlm, corrupted, batch, masked, sample=False)
+        generated = c.generator_weight * guesses.loss / totals[0]
+        loss = generated + c.model_weight * answers.loss / totals[0]
         with torch.no_grad():
-            right = (predicted.argmax(-1) == masked.originals) & masked.drawn
-            counted = generator_sums(logits, samples, masked, mlm_loss)
-            sums = add_up(*counted, batch.real, corrupted != batch.ids, model_loss, right)
+            counted = generator_sums(guesses, masked)
+            replaced = corrupted != batch.ids
+            sums = add_up(*counted, batch.real, replaced, answers.loss, answers.right)
         return Outcome(loss, sums, corrupted)
 
     def summarise(self, sums: Sums) -> dict[str, float]:

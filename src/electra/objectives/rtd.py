@@ -64,10 +64,9 @@ class ReplacedTokenDetection(Corrupting):
         """
         c = self.config
         ids, segments, real = batch
-        logits, mlm_loss = self.guess(batch, masked)
         # One pass serves the loss and the sample, dropout included.
-        samples = self.sample(logits, masked)
-        corrupted = put(ids, masked.positions, samples, masked.drawn)
+        guesses = self.fill(batch, masked)
+        corrupted = put(ids, masked.positions, guesses.samples, masked.drawn)
         replaced = corrupted != ids  # a correct guess counts as original
 
         scores = self.discriminator(corrupted, segments, real).float()
@@ -75,11 +74,11 @@ class ReplacedTokenDetection(Corrupting):
         detection_loss = (bce * real).sum()
 
         loss = (
-            c.generator_weight * mlm_loss / totals[0]
+            c.generator_weight * guesses.loss / totals[0]
             + c.discriminator_weight * detection_loss / totals[1]
         )
         with torch.no_grad():
-            generated = generator_sums(logits, samples, masked, mlm_loss)
+            generated = generator_sums(guesses, masked)
             detected = detection_sums(batch, detection_loss, replaced, scores, real)
             sums = add_up(*generated, *detected)
         return Outcome(loss, sums, corrupted, replaced, scores.detach(), real)

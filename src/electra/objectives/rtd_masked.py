@@ -15,19 +15,18 @@ class MaskedTokenDetection(ReplacedTokenDetection):
 
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
         c = self.config
-        logits, mlm_loss = self.guess(batch, masked)
-        samples = self.sample(logits, masked)
-        corrupted = put(batch.ids, masked.positions, samples, masked.drawn)
+        guesses = self.fill(batch, masked)
+        corrupted = put(batch.ids, masked.positions, guesses.samples, masked.drawn)
         replaced = corrupted != batch.ids
         judged = at_positions(masked, batch.ids.shape[1])
 
         scores = self.discriminator(corrupted, batch.segments, batch.real).float()
         bce = F.binary_cross_entropy_with_logits(scores, replaced.float(), reduction="none")
         detection_loss = (bce * judged).sum()
-        generated = c.generator_weight * mlm_loss / totals[0]
+        generated = c.generator_weight * guesses.loss / totals[0]
         loss = generated + c.discriminator_weight * detection_loss / totals[1]
         with torch.no_grad():
-            counted = generator_sums(logits, samples, masked, mlm_loss)
+            counted = generator_sums(guesses, masked)
             detected = detection_sums(batch, detection_loss, replaced, scores, judged)
             sums = add_up(*counted, *detected)
         return Outcome(loss, sums, corrupted, replaced, scores.detach(), judged)

@@ -80,26 +80,25 @@ class TwoStage(ReplacedTokenDetection):
 
     def learn_words(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
         """The first stage: masked language modelling; the discriminator is not asked."""
-        logits, mlm_loss = self.guess(batch, masked)
+        guesses = self.fill(batch, masked)
         with torch.no_grad():
-            generated = generator_sums(logits, self.sample(logits, masked), masked, mlm_loss)
-            nothing = [torch.zeros(1, device=logits.device)] * (len(self.names) - len(generated))
+            generated = generator_sums(guesses, masked)
+            nothing = [torch.zeros_like(totals[:1])] * (len(self.names) - len(generated))
             sums = add_up(*generated, *nothing)
-        return Outcome(mlm_loss / totals[0], sums)
+        return Outcome(guesses.loss / totals[0], sums)
 
     def detect(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
         """The second stage: the detection loss alone."""
         ids, segments, real = batch
         with torch.no_grad():
-            logits, mlm_loss = self.guess(batch, masked)
-            samples = self.sample(logits, masked)
-        corrupted = put(ids, masked.positions, samples, masked.drawn)
+            guesses = self.fill(batch, masked)
+        corrupted = put(ids, masked.positions, guesses.samples, masked.drawn)
         replaced = corrupted != ids
         scores = self.discriminator(corrupted, segments, real).float()
         bce = F.binary_cross_entropy_with_logits(scores, replaced.float(), reduction="none")
         detection_loss = (bce * real).sum()
         with torch.no_grad():
-            generated = generator_sums(logits, samples, masked, mlm_loss)
+            generated = generator_sums(guesses, masked)
             detected = detection_sums(batch, detection_loss, replaced, scores, real)
             sums = add_up(*generated, *detected)
         loss = self.config.discriminator_weight * detection_loss / totals[1]

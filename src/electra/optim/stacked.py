@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-ENDLESS = 1e9
-"""A step count at which Adam's bias correction is exactly 1, that is, there is none."""
+from electra.optim.adam import ENDLESS
 
 
 class StackedAdam:
@@ -41,28 +40,25 @@ class StackedAdam:
     def step(self, rates: Tensor) -> None:
         """One update; `rates` has the learning rate of each group."""
         self.count += 1
-        scales = (self.norms() / self.clip).clamp(min=1.0)  # (seeds,); gradients are divided by it
+        self.clip_gradients()
         for number, group in enumerate(self.groups):
             means, squares = self.means[number], self.squares[number]
             for decay, members in self.by_decay(group):
-                for seed in range(self.seeds):
-                    torch._fused_adamw_(
-                        [group[i][seed] for i in members],
-                        [_gradient(group[i])[seed] for i in members],
-                        [means[i][seed] for i in members],
-                        [squares[i][seed] for i in members],
-                        [],
-                        [self.count] * len(members),
-                        lr=rates[number],
-                        beta1=self.betas[0],
-                        beta2=self.betas[1],
-                        weight_decay=decay,
-                        eps=self.eps,
-                        amsgrad=False,
-                        maximize=False,
-                        grad_scale=scales[seed],
-                        found_inf=None,
-                    )
+                torch._fused_adamw_(  # all seeds together: few launches, each with many blocks
+                    [group[i] for i in members],
+                    [_gradient(group[i]) for i in members],
+                    [means[i] for i in members],
+                    [squares[i] for i in members],
+                    [],
+                    [self.count] * len(members),
+                    lr=rates[number],
+                    beta1=self.betas[0],
+                    beta2=self.betas[1],
+                    weight_decay=decay,
+                    eps=self.eps,
+                    amsgrad=False,
+                    maximize=False,
+                )
 
     def forget(self) -> None:
         """As before the first step."""
@@ -70,11 +66,14 @@ class StackedAdam:
         for running in (*self.means, *self.squares):
             torch._foreach_zero_(running)
 
-    def norms(self) -> Tensor:
-        """The norm of each seed's gradient."""
+    def clip_gradients(self) -> None:
+        """Shorten each seed's gradient to the norm `clip` where it is longer."""
         gradients = [_gradient(p) for group in self.groups for p in group]
-        parts = [g[seed] for seed in range(self.seeds) for g in gradients]
-        return torch.stack(torch._foreach_norm(parts)).view(self.seeds, -1).norm(dim=1)
+        parts = [[g[seed] for g in gradients] for seed in range(self.seeds)]
+        norms = torch._foreach_norm([part for own in parts for part in own])
+        scales = torch.stack(norms).view(self.seeds, -1).norm(dim=1) / self.clip  # (seeds,)
+        for own, scale in zip(parts, scales.clamp(min=1.0), strict=True):
+            torch._foreach_div_(own, scale)
 
     def by_decay(self, group: list[Tensor]) -> list[tuple[float, list[int]]]:
         """The members that decay (matrices and tables) and those that do not (vectors)."""

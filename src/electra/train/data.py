@@ -1,5 +1,6 @@
 """Batches from shards: an endless shuffled stream whose whole state is one number."""
 
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from electra.errors import UserError
 from electra.text.shards import Shards, shuffled
+
+AHEAD = 2
+"""Batches that are read before they are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +74,30 @@ def rows_at(shards: Shards, position: int, count: int, seed: int) -> np.ndarray:
 def stream(
     shards: Shards, batch: int, seed: int, position: int, device: torch.device
 ) -> Iterator[Tensor]:
-    """Batches from `position` on, each read while the one before is trained on."""
+    """Batches from `position` on, each read while the ones before are trained on.
 
-    def fetch(start: int) -> Tensor:
+    On CUDA they go over in stream order, without a wait. Nothing else would hold the host back, so
+    the reader waits until the device has begun with the batch `AHEAD` places before: else a clock
+    would run out, or a signal come, with many steps still to do.
+    """
+    on_cuda = device.type == "cuda"
+
+    def fetch(start: int, begun: torch.cuda.Event | None = None) -> Tensor:
+        if begun is not None:
+            begun.synchronize()
         rows = torch.from_numpy(rows_at(shards, start, batch, seed).astype(np.int32))
-        return rows.pin_memory() if device.type == "cuda" else rows
+        return rows.pin_memory() if on_cuda else rows
 
     with ThreadPoolExecutor(1) as reader:
-        ahead = reader.submit(fetch, position)
+        ahead = deque(reader.submit(fetch, position + i * batch) for i in range(AHEAD))
         while True:
-            rows = ahead.result()
+            rows = ahead.popleft().result().to(device, non_blocking=True)
+            begun = torch.cuda.Event(blocking=True) if on_cuda else None
+            if begun is not None:
+                begun.record()
+            ahead.append(reader.submit(fetch, position + AHEAD * batch, begun))
             position += batch
-            ahead = reader.submit(fetch, position)
-            yield rows.to(device, non_blocking=True)
+            yield rows
 
 
 def held_out_rows(shards: Shards, count: int) -> Tensor:

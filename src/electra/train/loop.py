@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from electra.train.budget import Budget
 from electra.train.checkpoint import TrainState
 from electra.train.device import Device, Precision, autocast, random_state, set_random_state
 from electra.train.folder import StopRequest
+from electra.train.graph import Replay, captured
 from electra.train.live import LiveView
 from electra.train.record import Record, TrackerName
 from electra.train.validate import validate
@@ -45,6 +47,15 @@ class LoopConfig:
     """Arithmetic of the products; auto is bf16 on CUDA and fp32 elsewhere. Weights stay fp32."""
     compile: bool = False
     """Compile the forward and backward pass with torch.compile."""
+    graph: bool = True
+    """On CUDA, replay each step as one CUDA graph, so that small kernels do not wait for the host;
+    false launches them one by one."""
+    kernels: bool = True
+    """On CUDA in bf16, compute with the package's own Triton kernels, unless train.compile is set;
+    false uses torch's operations, which give the same numbers, slower."""
+    recompute: bool = False
+    """With these kernels, compute each layer again on the way back instead of keeping what it
+    computed: a third slower, with a fraction of the memory."""
     report_every: int = 100
     """Steps between two reports; between them the host never waits for the device."""
     validate_every: int = 2000
@@ -89,6 +100,8 @@ class Run:
     record: Record
     view: LiveView
     watch: Watch
+    replay: Replay | None = None
+    """The step as a CUDA graph, from the dry run on."""
 
     @property
     def device(self) -> torch.device:
@@ -105,6 +118,7 @@ def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
     """Train until the budget is spent or a signal comes; a checkpoint is left in each case."""
     state, loop = run.state, run.loop
     meter = Meter(run)
+    take = run.replay or partial(step, run)  # on CUDA a step is the replay of a graph
     started = time.perf_counter() - state.seconds
     run.objective.train()
     while run.progress < 1 and stop.signal is None:
@@ -112,7 +126,7 @@ def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
         if run.objective.reach(run.progress):  # a stage with another loss begins
             state.best = {}
         rate = learning_rate(run.objective.phase(run.progress), run.optim)
-        meter.add(step(run, rows, rate))  # tensors, never floats: no hidden wait
+        meter.add(take(rows, rate))  # tensors, never floats: no hidden wait
         state.step += 1
         state.rows += len(rows)
         state.tokens += len(rows) * (rows.shape[1] - 2)
@@ -131,17 +145,14 @@ def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
         checkpoint.save(run.folder, state, run.objective, run.optimizer, pad_id=run.pad_id)
 
 
-def step(run: Run, rows: Tensor, rate: float) -> Tensor:
+def step(run: Run, rows: Tensor, rate: float | Tensor) -> Tensor:
     """One update of the networks from one batch; returns its sums and the gradient's norm."""
     batch = unpack(rows)
     masked = run.objective.mask(batch)
     sums = backward(run, batch, masked)
-    norm = torch.nn.utils.clip_grad_norm_(run.objective.parameters(), run.optim.clip)
-    for group in run.optimizer.param_groups:
-        group["lr"] = rate
-    run.optimizer.step()
+    norm = run.optimizer.step(rate)
     run.optimizer.zero_grad()
-    return torch.cat([sums, norm.float().reshape(1)])
+    return torch.cat([sums, norm.reshape(1)])
 
 
 def backward(run: Run, batch: Batch, masked: Masked) -> Tensor:
@@ -150,7 +161,8 @@ def backward(run: Run, batch: Batch, masked: Masked) -> Tensor:
     sums = torch.zeros(len(run.objective.names), device=run.device)
     parts = zip(*(t.split(run.micro_batch) for t in (*batch, *masked)), strict=True)
     for part in parts:
-        with autocast(run.device, run.dtype):
+        # No cache of casts: a weight is used once, and a graph must not see another one's copies.
+        with autocast(run.device, run.dtype, cache=False):
             outcome = run.forward(Batch(*part[:3]), Masked(*part[3:]), totals)
         outcome.loss.backward()
         sums += outcome.sums
@@ -160,18 +172,24 @@ def backward(run: Run, batch: Batch, masked: Masked) -> Tensor:
 def dry_run(run: Run, rows: Tensor) -> None:
     """A whole step that changes nothing: too little memory shows now, not in an hour.
 
-    It also compiles, before the clock of a time budget starts to run.
+    It also compiles, and captures the graph of the step, before the clock of a time budget starts
+    to run.
     """
     before = random_state(run.device)
     run.objective.train()
     try:
+        if run.loop.graph and run.device.type == "cuda":
+            run.replay = captured(partial(step, run), run.objective, run.optimizer, rows)
+            # The graph keeps its memory, so held-out text needs room beside it
+            validate(run.objective, run.held_out[: run.micro_batch], run.micro_batch, run.dtype)
+            return
         batch = unpack(rows)
         for _ in run.objective.stages():
             backward(run, batch, run.objective.mask(batch))
         for p in run.objective.parameters():
             run.optimizer.moments(p)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        text = str(error).lower()
+        text = f"{error} {error.__context__}".lower()  # a capture that ends early hides the cause
         if not isinstance(error, RuntimeError) or "memory" in text or "alloc" in text:
             raise UserError(_out_of_memory(run)) from None
         raise

@@ -30,6 +30,7 @@ from electra.train.checkpoint import TrainState
 from electra.train.data import DataConfig, held_out_rows, open_data, rows_at, stream
 from electra.train.device import choose_device, choose_precision, measure_peak
 from electra.train.folder import StopRequest, run_folder
+from electra.train.fuse import fuse_
 from electra.train.live import LiveView
 from electra.train.loop import LoopConfig, Run, dry_run, train
 from electra.train.record import Record, open_tracker, read_metrics
@@ -182,10 +183,9 @@ def opened(
     device = choose_device(config.train.device)
     dtype = choose_precision(config.train.precision, device)
     objective = build_objective(config, vocab).to(device)
-    optim = config.optim
-    optimizer = PaperAdam(
-        parameter_groups(objective, optim.weight_decay), betas=optim.betas, eps=optim.eps
-    )
+    optim, loop = config.optim, config.train
+    groups = parameter_groups(objective, optim.weight_decay)
+    optimizer = PaperAdam(groups, betas=optim.betas, eps=optim.eps, clip=optim.clip)
     checkpoint.clean(out)
     state = TrainState(data_digest=shards.digest)
     record = Record(out)
@@ -199,6 +199,8 @@ def opened(
             )
     else:
         count_words(objective, shards)
+    if loop.kernels and not loop.compile and device.type == "cuda" and dtype == torch.bfloat16:
+        fuse_(objective, recompute=loop.recompute)
     record.rewind(state.step)
     sample = rows_at(shards, 0, min(4096, shards.rows("train")), config.train.seed)
     length, kind = config.data.length, config.objective.kind
@@ -208,19 +210,19 @@ def opened(
         try:
             yield Run(
                 folder=out,
-                loop=config.train,
+                loop=loop,
                 optim=optim,
-                budget=parse_budget(config.train.budget),
+                budget=parse_budget(loop.budget),
                 objective=objective,
-                forward=torch.compile(objective) if config.train.compile else objective,
+                forward=torch.compile(objective, dynamic=False) if loop.compile else objective,
                 optimizer=optimizer,
                 state=state,
                 dtype=dtype,
-                micro_batch=config.data.batch // config.train.accumulate,
+                micro_batch=config.data.batch // loop.accumulate,
                 flops_per_row=step_flops(config.model, config.generator, length, slots, kind),
                 peak=measure_peak(device, dtype),
                 pad_id=vocab.pad,
-                held_out=held_out_rows(shards, config.train.validate_rows),
+                held_out=held_out_rows(shards, loop.validate_rows),
                 record=record,
                 view=view,
                 watch=Watch(

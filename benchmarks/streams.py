@@ -1,0 +1,173 @@
+"""How several seeds of a task are trained fastest: in turn, on streams side by side, or stacked.
+
+    python benchmarks/streams.py
+
+    python benchmarks/streams.py --device cpu --layers 2 --hidden 32 --seeds 2 --steps 5
+
+ELECTRA-Small with random weights, random tokens and labels, the shipped step of fine-tuning: on
+CUDA a replayed graph, bf16. 'in turn' trains one seed after the other; 'streams' gives each seed a
+model, an optimizer and a graph of its own, and a CUDA stream that waits for no other; 'stack' is
+what `electra finetune` does. All are timed in turns; ms are of one step of all the seeds. 'apart'
+says that the ways did the same work: after the first steps, how far the weights are from those of
+'in turn', as a share of the way that they have gone: rounding; other work would be 1 or more.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from electra.finetune.batches import LENGTHS
+from electra.finetune.fit import Fit, captured, layer_groups, plain
+from electra.finetune.rows import put_rows
+from electra.finetune.settings import FinetuneConfig
+from electra.finetune.stack import Noise, stack
+from electra.models.encoder import Encoder, EncoderConfig
+from electra.models.heads import TaskModel, build_head
+from electra.optim.stacked import StackedAdam
+from electra.tasks.examples import Features
+from electra.train.device import choose_device, choose_precision, synchronize
+
+EXAMPLES = 1024
+FIRST = 5
+"""Steps before the clock starts."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[32, 128], choices=LENGTHS)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=100, help="of each seed in one timing")
+    parser.add_argument("--rounds", type=int, default=5, help="timings; the median counts")
+    options = parser.parse_args()
+    device = choose_device(options.device, "--device")
+    if device.type != "cuda":
+        print("No CUDA device: the steps are not graphs, and 'streams' is left out.")
+    rows = []
+    for length in options.lengths:
+        rows += measure(Bench(options, length, device))
+    print(f"{'':8} {'length':>6} {'ms':>8} {'lowest':>8} {'highest':>8} {'apart':>8}")
+    for r in rows:
+        print(
+            f"{r['way']:8} {r['length']:6} {r['ms']:8} {r['lowest']:8} {r['highest']:8} "
+            f"{r['apart']:8}"
+        )
+    name = torch.cuda.get_device_name() if device.type == "cuda" else str(device)
+    print(json.dumps({**vars(options), "device": name, "torch": torch.__version__, "rows": rows}))
+
+
+class Bench:
+    """What all ways have in common: the sizes, the data, who is in which batch."""
+
+    def __init__(self, options: argparse.Namespace, length: int, device: torch.device) -> None:
+        self.options, self.length, self.device = options, length, device
+        self.config = FinetuneConfig(lr=3e-4, layer_decay=0.8, batch=options.batch)
+        self.sizes = EncoderConfig(layers=options.layers, hidden=options.hidden, vocab_size=30522)
+        rng = np.random.default_rng(0)
+        features = Features(
+            ids=list(rng.integers(5, 30522, (EXAMPLES, length), dtype=np.int32)),
+            first=np.full(EXAMPLES, length, dtype=np.int32),
+            target=rng.integers(0, 2, EXAMPLES),
+            example=np.arange(EXAMPLES),
+        )
+        self.rows = put_rows(features, 0, length, device)
+        shape = (FIRST + options.steps, options.seeds, options.batch)
+        self.members = torch.from_numpy(rng.integers(0, EXAMPLES, shape)).to(device)
+
+    def network(self, seed: int) -> TaskModel:
+        torch.manual_seed(seed)
+        encoder = Encoder(self.sizes)
+        return TaskModel(encoder, build_head("classify", encoder, 2))
+
+
+class Seeds:
+    """Some seeds that share one model, and their step."""
+
+    def __init__(self, bench: Bench, seeds: Sequence[int], own_stream: bool = False) -> None:
+        device, config = bench.device, bench.config
+        self.length = bench.length
+        self.index = bench.members[:, list(seeds)].flatten(1)
+        noise = Noise(seeds, device)
+        self.model = stack([bench.network(s) for s in seeds], noise).to(device).train()
+        self.begin = self.weights()
+        groups, factors = layer_groups(self.model, config)
+        self.rates = config.lr * torch.tensor(factors, device=device)
+        optimizer = StackedAdam(groups, clip=config.clip)
+        dtype = choose_precision("auto", device)
+        run = Fit(self.model, optimizer, noise, bench.rows, "classify", 1, config, device, dtype)
+        self.stream = None
+        if own_stream:
+            # Captured on a stream of its own too: the workspace of cuBLAS belongs to the stream,
+            # and graphs that run at the same time must not write to the same one. Nor to one pool
+            # of memory; `captured` makes one each time.
+            self.stream = torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
+        lengths = np.full(EXAMPLES, bench.length)
+        graph = device.type == "cuda"
+        self.take = captured(run, lengths, bench.options.batch) if graph else plain(run)
+
+    def step(self, number: int) -> None:
+        with torch.cuda.stream(self.stream):  # None leaves it as it is
+            self.take(self.index[number], self.length, self.rates)
+
+    def weights(self) -> Tensor:
+        return torch.cat([p.detach().flatten(1) for p in self.model.parameters()], 1)
+
+
+def measure(bench: Bench) -> list[dict[str, object]]:
+    """Each way in turn, some rounds."""
+    every, cuda = range(bench.options.seeds), bench.device.type == "cuda"
+    sides = {"in turn": [Seeds(bench, [seed]) for seed in every]}
+    if cuda:
+        sides["streams"] = [Seeds(bench, [seed], own_stream=True) for seed in every]
+    sides["stack"] = [Seeds(bench, every)]
+    synchronize(bench.device)  # a stream of one's own does not wait for what was prepared
+    for name, members in sides.items():
+        go(name, members, range(FIRST), bench.device)
+    weights = {name: torch.cat([m.weights() for m in members]) for name, members in sides.items()}
+    begin = sides["stack"][0].begin
+    gone = (weights["in turn"] - begin).norm()
+    apart = {name: ((w - weights["in turn"]).norm() / gone).item() for name, w in weights.items()}
+    steps = range(FIRST, FIRST + bench.options.steps)
+    took: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(bench.options.rounds):
+        for name, members in sides.items():
+            began = time.perf_counter()
+            go(name, members, steps, bench.device)
+            took[name].append(1000 * (time.perf_counter() - began) / len(steps))
+    return [
+        {
+            "way": name,
+            "length": bench.length,
+            "ms": round(statistics.median(ms), 3),
+            "lowest": round(min(ms), 3),
+            "highest": round(max(ms), 3),
+            "apart": float(f"{apart[name]:.2g}"),
+        }
+        for name, ms in took.items()
+    ]
+
+
+def go(name: str, members: list[Seeds], steps: range, device: torch.device) -> None:
+    """Take these steps with every seed, and wait for the end of the last one only."""
+    if name == "in turn":
+        for member in members:
+            for number in steps:
+                member.step(number)
+    else:
+        for number in steps:
+            for member in members:
+                member.step(number)
+    synchronize(device)
+
+
+if __name__ == "__main__":
+    main()

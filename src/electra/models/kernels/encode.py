@@ -1,0 +1,71 @@
+"""An encoder's forward pass through the kernels."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from electra.models.electra import Discriminator, Generator
+from electra.models.encoder import Embeddings, Encoder
+from electra.models.kernels.attention import attention_fits
+from electra.models.kernels.body import NAMES, Body, Shape
+from electra.models.kernels.embed import Embed
+from electra.models.kernels.score import Score
+from electra.models.kernels.vocabulary import Guess
+
+
+def fits(encoder: Encoder) -> bool:
+    """Whether the kernels can do what this encoder does."""
+    c = encoder.config
+    plain = type(encoder) is Encoder and type(encoder.embeddings) is Embeddings
+    return plain and attention_fits(c.hidden // c.head_count)
+
+
+def encode(
+    encoder: Encoder,
+    ids: Tensor,
+    segments: Tensor,
+    real: Tensor | None = None,
+    *,
+    recompute: bool = False,
+) -> Tensor:
+    """What `Encoder.forward` computes, for rows whose padding stands at their ends.
+
+    differs from it in what padding sees: itself, not the text. Nothing looks at padding.
+    """
+    c, block = encoder.config, encoder.embeddings
+    here = ids.device.type
+    dtype = torch.get_autocast_dtype(here) if torch.is_autocast_enabled(here) else torch.float32
+    p = c.dropout if encoder.training else 0.0
+    tables = (block.token.weight, block.position.weight, block.segment.weight)
+    norm = block.norm
+    x = Embed.apply(ids, segments, *tables, norm.weight, norm.bias, norm.eps, p, dtype)
+    x = encoder.project(x)
+    documents = torch.zeros_like(ids, dtype=torch.int32) if real is None else (~real).int()
+    attention_p = c.attention_dropout if encoder.training else 0.0
+    shape = Shape(c.head_count, p, attention_p, norm.eps, recompute)
+    params = [layer.get_parameter(name) for layer in encoder.layers for name in NAMES]
+    return Body.apply(x, documents, shape, *params).view(*ids.shape, -1)
+
+
+def judge(
+    discriminator: Discriminator, ids: Tensor, segments: Tensor, real: Tensor | None = None
+) -> Tensor:
+    """What `Discriminator.forward` computes."""
+    hidden = discriminator.encoder(ids, segments, real)
+    dense, score = discriminator.dense, discriminator.score
+    flat = hidden.flatten(0, 1)
+    return Score.apply(flat, dense.weight, dense.bias, score.weight, score.bias).view_as(ids)
+
+
+def guess(
+    generator: Generator, hidden: Tensor, truth: Tensor, drawn: Tensor,
+    temperature: float, exclude_true: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """From vectors (batch, slots, hidden): the summed loss, right (batch, slots), samples."""
+    x = generator.norm(F.gelu(generator.dense(hidden)))
+    table, bias = generator.encoder.embeddings.token.weight, generator.word_bias()
+    loss, samples, right = Guess.apply(
+        x.flatten(0, 1).to(hidden.dtype), table, bias, truth.flatten(), drawn.flatten(),
+        temperature, exclude_true,
+    )  # fmt: skip
+    return loss, right.view_as(truth), samples.view_as(truth)

@@ -1,0 +1,102 @@
+"""gelu(x + bias), and its gradient together with the value, so that the value need not be kept."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from electra.models.kernels.launch import programs
+
+TALL, WIDE = 16, 128
+"""Rows and columns of a tile."""
+HALF_LOG2 = tl.constexpr(-0.7213475204444817)
+"""exp(-x / 2) is exp2 of this times x."""
+
+
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """The erf form, as BERT."""
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    grid = (triton.cdiv(width, WIDE), triton.cdiv(rows, TALL))
+    bias_gelu_kernel[grid](x, bias, out, rows, width, TALL, WIDE, num_warps=4)
+    return out
+
+
+def bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor, sums: Tensor) -> Tensor:
+    """Overwrites `grad` with the gradient of x; returns the value; `sums` gets the bias's."""
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    grid = (triton.cdiv(width, WIDE), sums.shape[0])
+    tensors = (grad, x, bias, out, sums)
+    bias_gelu_backward_kernel[grid](*tensors, rows, width, TALL, WIDE, num_warps=4)
+    return out
+
+
+def sum_rows(x: Tensor, sums: Tensor) -> None:
+    """The gradient of a bias: `sums` gets the sums over rows in as many parts as it has room."""
+    rows, width = x.shape
+    grid = (triton.cdiv(width, WIDE), len(sums))
+    sum_rows_kernel[grid](x, sums, rows, width, TALL, WIDE, num_warps=4)
+
+
+def gelu_parts(rows: int, width: int, device: torch.device) -> int:
+    """How many parts the sums of `bias_gelu_backward` come in."""
+    return programs(triton.cdiv(rows, TALL), device, 8 / triton.cdiv(width, WIDE))
+
+
+@triton.jit
+def share_below(z, bell):
+    """The normal distribution's, from exp(-z^2 / 2), which the gradient needs too.
+
+    Abramowitz and Stegun's formula 7.1.26, off by some 1e-7: the exact function would take longer
+    than the memory does.
+    """
+    t = 1 / (1 + 0.23164190 * tl.abs(z))
+    tail = 0.530702714 * t - 0.726576013
+    tail = (tail * t + 0.710706870) * t - 0.142248368
+    tail = (tail * t + 0.127414796) * t * bell
+    return tl.where(z > 0, 1 - tail, tail)
+
+
+@triton.jit
+def bias_gelu_kernel(x, bias, out, rows, width, TALL: tl.constexpr, WIDE: tl.constexpr):
+    col = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    row = tl.program_id(1) * TALL + tl.arange(0, TALL)
+    here = (row < rows)[:, None] & (col < width)[None, :]
+    at = row[:, None] * width + col[None, :]
+    z = tl.load(x + at, here, 0.0).to(tl.float32)
+    z += tl.load(bias + col, col < width, 0.0)[None, :]
+    tl.store(out + at, z * share_below(z, tl.exp2(z * z * HALF_LOG2)), here)
+
+
+@triton.jit
+def bias_gelu_backward_kernel(
+    grad, x, bias, out, sums, rows, width, TALL: tl.constexpr, WIDE: tl.constexpr
+):
+    col = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    offset = tl.load(bias + col, col < width, 0.0)[None, :]
+    of_bias = tl.zeros((TALL, WIDE), tl.float32)
+    for first in range(tl.program_id(1) * TALL, rows, tl.num_programs(1) * TALL):
+        row = first + tl.arange(0, TALL)
+        here = (row < rows)[:, None] & (col < width)[None, :]
+        at = row[:, None] * width + col[None, :]
+        z = tl.load(x + at, here, 0.0).to(tl.float32) + offset
+        bell = tl.exp2(z * z * HALF_LOG2)
+        share = share_below(z, bell)
+        tl.store(out + at, z * share, here)
+        slope = share + z * 0.3989422804014327 * bell
+        g = tl.load(grad + at, here, 0.0).to(tl.float32) * slope
+        tl.store(grad + at, g, here)
+        of_bias += g
+    tl.store(sums + tl.program_id(1) * width + col, tl.sum(of_bias, 0), col < width)
+
+
+@triton.jit
+def sum_rows_kernel(x, sums, rows, width, TALL: tl.constexpr, WIDE: tl.constexpr):
+    col = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    total = tl.zeros((TALL, WIDE), tl.float32)
+    for first in range(tl.program_id(1) * TALL, rows, tl.num_programs(1) * TALL):
+        row = first + tl.arange(0, TALL)
+        here = (row < rows)[:, None] & (col < width)[None, :]
+        total += tl.load(x + row[:, None] * width + col[None, :], here, 0.0).to(tl.float32)
+    tl.store(sums + tl.program_id(1) * width + col, tl.sum(total, 0), col < width)

@@ -1,0 +1,84 @@
+"""The discriminator's verdict: gelu(x W + b) . w + c, the middle of it computed twice, not kept."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from electra.models.kernels.body import cast_all, product
+from electra.models.kernels.gelu import HALF_LOG2, share_below
+from electra.models.kernels.norm import norm_parts, tile
+
+
+class Score(torch.autograd.Function):
+    """(tokens, hidden) to (tokens,), in fp32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, dense: Tensor, bias: Tensor, weight: Tensor, shift: Tensor
+    ) -> Tensor:
+        (matrix,) = cast_all([dense], x.dtype)
+        inner = x @ matrix.t()
+        rows, width = inner.shape
+        out = torch.empty(rows, device=x.device)
+        block, tall = tile(width)
+        tensors = (inner, bias, weight, shift, out)
+        score_kernel[(triton.cdiv(rows, tall),)](*tensors, rows, width, tall, block, num_warps=4)
+        ctx.save_for_backward(x, matrix, inner, bias, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        x, matrix, inner, bias, weight = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        rows, width = inner.shape
+        of_inner = torch.empty_like(inner)
+        sums = torch.empty(norm_parts(rows, width, x.device), 2, width, device=x.device)
+        block, tall = tile(width)
+        tensors = (grad, inner, bias, weight, of_inner, sums)
+        score_backward_kernel[(len(sums),)](*tensors, rows, width, tall, block, num_warps=4)
+        of_weight, of_bias = sums.sum(0)
+        of_dense = product(of_inner.t(), x)
+        return of_inner @ matrix, of_dense, of_bias, of_weight.view_as(weight), grad.sum().view(1)
+
+
+@triton.jit
+def score_kernel(
+    inner, bias, weight, shift, out, rows, width, TALL: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0) * TALL + tl.arange(0, TALL)
+    col = tl.arange(0, BLOCK)
+    here = (row < rows)[:, None] & (col < width)[None, :]
+    z = tl.load(inner + row[:, None] * width + col[None, :], here, 0.0).to(tl.float32)
+    z += tl.load(bias + col, col < width, 0.0)[None, :]
+    active = z * share_below(z, tl.exp2(z * z * HALF_LOG2))
+    active *= tl.load(weight + col, col < width, 0.0)[None, :]
+    tl.store(out + row, tl.sum(active, 1) + tl.load(shift), row < rows)
+
+
+@triton.jit
+def score_backward_kernel(
+    grad, inner, bias, weight, of_inner, sums, rows, width, TALL: tl.constexpr, BLOCK: tl.constexpr
+):
+    col = tl.arange(0, BLOCK)
+    offset = tl.load(bias + col, col < width, 0.0)[None, :]
+    gain = tl.load(weight + col, col < width, 0.0)[None, :]
+    of_weight = tl.zeros((TALL, BLOCK), tl.float32)
+    of_bias = tl.zeros((TALL, BLOCK), tl.float32)
+    for first in range(tl.program_id(0) * TALL, rows, tl.num_programs(0) * TALL):
+        row = first + tl.arange(0, TALL)
+        here = (row < rows)[:, None] & (col < width)[None, :]
+        at = row[:, None] * width + col[None, :]
+        g = tl.load(grad + row, row < rows, 0.0)[:, None]
+        z = tl.load(inner + at, here, 0.0).to(tl.float32) + offset
+        bell = tl.exp2(z * z * HALF_LOG2)
+        share = share_below(z, bell)
+        of_weight += g * z * share
+        g = g * gain * (share + z * 0.3989422804014327 * bell)
+        tl.store(of_inner + at, g, here)
+        of_bias += g
+    to = sums + tl.program_id(0) * 2 * width + col
+    tl.store(to, tl.sum(of_weight, 0), col < width)
+    tl.store(to + width, tl.sum(of_bias, 0), col < width)

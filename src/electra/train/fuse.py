@@ -1,0 +1,55 @@
+"""Put the kernels under an objective: the same networks and the same loss, faster."""
+
+import importlib.util
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from electra.models.electra import Discriminator, Generator
+from electra.models.encoder import Encoder
+from electra.models.simple import FrequencyGenerator
+from electra.objectives.batch import Batch
+from electra.objectives.corrupt import Masked
+from electra.objectives.objective import Guesses, Objective
+
+
+def fuse_(objective: Objective, *, recompute: bool = False) -> None:
+    """Encoders that fit, and the vocabulary's loss, through the kernels from now on."""
+    if importlib.util.find_spec("triton") is None:  # it comes with torch where torch knows CUDA
+        return
+    from electra.models.kernels import encode
+
+    for module in objective.modules():
+        if isinstance(module, Encoder) and encode.fits(module):
+            _become(module, "forward", partial(encode.encode, module, recompute=recompute))
+        elif isinstance(module, Discriminator):
+            _become(module, "forward", partial(encode.judge, module))
+    _become(objective, "guess", partial(_guess, objective))
+
+
+def _guess(
+    objective: Objective,
+    network: Generator | FrequencyGenerator,
+    inputs: Tensor,
+    batch: Batch,
+    masked: Masked,
+    *,
+    sample: bool,
+) -> Guesses:
+    """As `Objective.guess`; the sample comes for nothing, asked for or not."""
+    from electra.models.kernels import encode
+
+    if not isinstance(network, Generator):
+        return type(objective).guess(objective, network, inputs, batch, masked, sample=sample)
+    c = objective.config
+    states = network.states(inputs, batch.segments, batch.real, masked.positions)
+    guesses = encode.guess(
+        network, states, masked.originals, masked.drawn, c.temperature, c.exclude_true
+    )
+    return Guesses(*guesses)
+
+
+def _become(thing: Any, name: str, function: Any) -> None:
+    # object.__setattr__, because a module looks at everything that it is given
+    object.__setattr__(thing, name, function)
