@@ -26,6 +26,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Without a CUDA device the kernels run through Triton's interpreter.
+
+    Triton reads the switch when it is imported, which transformers does too: so it is set before
+    any file of tests is.
+    """
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     no_gpu = pytest.mark.skip(reason="needs a CUDA device")
     too_slow = pytest.mark.skip(reason="takes minutes; run with --slow")

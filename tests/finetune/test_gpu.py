@@ -183,13 +183,15 @@ def test_it_learns_in_bf16_and_the_cpu_predicts_the_same(
         assert ours["probabilities"] == pytest.approx(theirs["probabilities"], abs=0.05)
 
 
-def test_seeds_in_bf16_agree_about_as_well_as_bf16_can(made):
+def test_in_bf16_a_seed_is_nearer_to_itself_than_to_others(made):
     features, dev, seeds = made("classify", 64), made("classify", 60, seed=1), [0, 1, 2]
-    config = replace(CONFIG, lr=3e-3, layer_decay=1.0, epochs=20)
+    config = replace(CONFIG, epochs=4)
     networks = [network(seed, "classify", "paper") for seed in seeds]
     given = {"pad_id": 0, "device": CUDA, "dtype": torch.bfloat16}
     together = train(networks, features, "classify", seeds, CUDA, config, torch.bfloat16)
     alone = train(networks[1:2], features, "classify", [1], CUDA, config, torch.bfloat16)
-    found = infer(together, dev, "classify", seeds=3, **given)[1]["scores"].argmax(1)
+    first, second, _ = (
+        each["scores"] for each in infer(together, dev, "classify", seeds=3, **given)
+    )
     (said,) = infer(alone, dev, "classify", **given)
-    assert (found == said["scores"].argmax(1)).mean() > 0.8
+    assert np.abs(second - said["scores"]).mean() < np.abs(second - first).mean() / 4

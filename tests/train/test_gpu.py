@@ -80,7 +80,7 @@ def test_compiled_is_eager_within_the_noise_of_bf16(
         model=replace(config.model, dropout=0.0, attention_dropout=0.0),
         objective=replace(config.objective, temperature=1e-6),
     )
-    start(config, tmp_path / "eager", console)
+    start(with_train(config, kernels=False), tmp_path / "eager", console)
     start(with_train(config, compile=True), tmp_path / "compiled", console)
     for name in ("mlm_loss", "detection_loss"):
         eager, compiled = (losses(tmp_path / n, name) for n in ("eager", "compiled"))
@@ -119,8 +119,9 @@ def test_a_replay_has_the_numbers_of_the_step(name, on_cuda, with_train, tmp_pat
         assert graph == pytest.approx(plain, rel=2e-3), figure
     plain, graph = (weights(tmp_path / n) for n in ("plain", "graph"))
     for key, tensor in plain.items():
+        finite = tensor.isfinite()  # the logit of what is no word is not
         # Adam's quotient of a gradient near 0 is as uncertain as its sign
-        assert (graph[key].float() - tensor.float()).abs().mean() < 2e-4, key
+        assert (graph[key] - tensor)[finite].abs().float().mean() < 2e-4, key
 
 
 def test_a_replay_in_bf16_is_the_step_within_its_noise(on_cuda, with_train, tmp_path, console):

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from electra.models.kernels.dropout import random_keys, scramble, threshold
+from electra.models.kernels.launch import programs
 
 WIDE = 128
 """Keys of a tile."""
@@ -19,6 +20,7 @@ FORWARD = {"TALL": 64, "WIDE": WIDE, "num_warps": 4, "num_stages": 1, "maxnreg":
 SHORT = {"TALL": 32, "WIDE": WIDE, "num_warps": 4, "num_stages": 1}
 LONG = {"TALL": 64, "WIDE": WIDE, "num_warps": 8, "num_stages": 2}
 """The fastest on an H200; SHORT and LONG, where rows have several tiles, are the way back."""
+SUM = {"TALL": 32, "WIDE": 64}
 LOG2E = 1.4426950408889634
 """Scores and their logarithms are in powers of two, which the processor knows by itself."""
 
@@ -56,6 +58,22 @@ def attend_backward(
         FULL=full, SIZE=size, **(SHORT if short else LONG),
     )  # fmt: skip
     return of_qkv
+
+
+def bias_backward(of_qkv: Tensor, sums: Tensor) -> None:
+    """The gradient of the projection's bias, from that of `qkv`, in as many parts as `sums` has.
+
+    That of the keys is zero: a softmax does not see what all its scores have in common.
+    """
+    rows, width = of_qkv.shape
+    grid = (triton.cdiv(width, SUM["WIDE"]), len(sums))
+    bias_backward_kernel[grid](of_qkv, sums, rows, width, **SUM)
+
+
+def bias_parts(rows: int, width: int, device: torch.device) -> int:
+    """How many parts the sums of `bias_backward` come in."""
+    tiles, across = triton.cdiv(rows, SUM["TALL"]), triton.cdiv(width, SUM["WIDE"])
+    return programs(tiles, device, 4 / across)
 
 
 def attention_fits(size: int) -> bool:
@@ -196,3 +214,15 @@ def attend_backward_kernel(
             valid = (m < length)[:, None]
             dq = tl.load(of_q + m[:, None] * wide + col[None, :], valid, 0.0)
             tl.store(there + m[:, None] * stride + col[None, :], dq, valid)
+
+
+@triton.jit
+def bias_backward_kernel(of_qkv, sums, rows, width, TALL: tl.constexpr, WIDE: tl.constexpr):
+    col = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    counts = (col < width // 3) | ((col >= width // 3 * 2) & (col < width))
+    total = tl.zeros((TALL, WIDE), tl.float32)
+    for first in range(tl.program_id(1) * TALL, rows, tl.num_programs(1) * TALL):
+        row = first + tl.arange(0, TALL)
+        here = (row < rows)[:, None] & counts[None, :]
+        total += tl.load(of_qkv + row[:, None] * width + col[None, :], here, 0.0).to(tl.float32)
+    tl.store(sums + tl.program_id(1) * width + col, tl.sum(total, 0), col < width)

@@ -11,9 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from electra.models.kernels.attention import attend, attend_backward
+from electra.models.kernels.attention import (
+    attend,
+    attend_backward,
+    bias_backward,
+    bias_parts,
+)
 from electra.models.kernels.dropout import draw_seeds
-from electra.models.kernels.gelu import bias_gelu, bias_gelu_backward, gelu_parts, sum_rows
+from electra.models.kernels.ffn import contract_backward, contract_parts, shallow
+from electra.models.kernels.gelu import bias_gelu, bias_gelu_backward, gelu_parts
 from electra.models.kernels.norm import add_norm, add_norm_backward, norm_parts
 
 NAMES = (
@@ -80,7 +86,7 @@ class Body(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
+        grad = grads[0].contiguous()  # that of a sum repeats one number
         documents, seeds, *rest = ctx.saved_tensors
         count = len(seeds)
         ends = len(NAMES) * count, (len(NAMES) + CAST) * count
@@ -128,8 +134,13 @@ def backward(
     residual, through = add_norm_backward(
         grad, kept.normal2, kept.scale2, gain2, sums.norm2[number], seeds[2], shape.dropout
     )
-    of_inner = through @ w_contract
-    active = bias_gelu_backward(of_inner, kept.inner, b_expand, sums.gelu[number])
+    if shallow(w_contract.shape[0]):
+        of_inner, active = contract_backward(
+            through, w_contract, kept.inner, b_expand, sums.gelu[number]
+        )
+    else:
+        of_inner = through @ w_contract
+        active = bias_gelu_backward(of_inner, kept.inner, b_expand, sums.gelu[number])
     of_contract = product(through.t(), active)
     of_expand = product(of_inner.t(), kept.y)
     grad = residual.addmm_(of_inner, w_expand)
@@ -141,7 +152,7 @@ def backward(
         through @ w_attended, kept.qkv, documents, kept.mixed, kept.logs, shape.heads, seeds[0],
         shape.attention_dropout,
     )  # fmt: skip
-    sum_rows(of_qkv, sums.qkv[number])
+    bias_backward(of_qkv, sums.qkv[number])
     of_w_qkv = product(of_qkv.t(), kept.x)
     return residual.addmm_(of_qkv, w_qkv), [of_w_qkv, of_attended, of_expand, of_contract]
 
@@ -158,8 +169,9 @@ class Sums:
 
         self.norm1 = empty(norm_parts(tokens, hidden, device), 3, hidden)
         self.norm2 = torch.empty_like(self.norm1)
-        self.gelu = empty(gelu_parts(tokens, inner, device), inner)
-        self.qkv = empty(gelu_parts(tokens, 3 * hidden, device), 3 * hidden)
+        parts = contract_parts if shallow(hidden) else gelu_parts
+        self.gelu = empty(parts(tokens, inner, device), inner)
+        self.qkv = empty(bias_parts(tokens, 3 * hidden, device), 3 * hidden)
 
     def finish(self) -> list[tuple[Tensor, ...]]:
         """In the order of `NAMES`, for each layer."""

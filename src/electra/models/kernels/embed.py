@@ -23,6 +23,7 @@ class Embed(torch.autograd.Function):
         ctx: Any, ids: Tensor, segments: Tensor, token: Tensor, position: Tensor, segment: Tensor,
         weight: Tensor, shift: Tensor, eps: float, p: float, dtype: torch.dtype,
     ) -> Tensor:  # fmt: skip
+        ids, segments = ids.contiguous(), segments.contiguous()
         rows, length = ids.shape
         width = token.shape[1]
         out = torch.empty(rows * length, width, dtype=dtype, device=ids.device)

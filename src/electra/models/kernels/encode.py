@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from electra.errors import UserError
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Embeddings, Encoder
 from electra.models.kernels.attention import attention_fits
@@ -33,6 +34,10 @@ def encode(
     differs from it in what padding sees: itself, not the text. Nothing looks at padding.
     """
     c, block = encoder.config, encoder.embeddings
+    if ids.numel() * max(c.feed_forward_width, 3 * c.hidden) >= 2**31:  # the kernels' indices
+        raise UserError(
+            f"{ids.numel():,} tokens at once are too many for the kernels: set train.accumulate."
+        )
     here = ids.device.type
     dtype = torch.get_autocast_dtype(here) if torch.is_autocast_enabled(here) else torch.float32
     p = c.dropout if encoder.training else 0.0

@@ -8,8 +8,8 @@ from torch import Tensor
 from electra.models.kernels.dropout import random_bits, threshold
 from electra.models.kernels.launch import programs
 
-ELEMENTS = 4096
-"""Of a tile; the sums over rows are kept in registers for each of them."""
+ELEMENTS, WARPS = 4096, 4
+"""Of a tile; the sums over rows are kept in registers for each element."""
 
 
 def add_norm(
@@ -24,7 +24,7 @@ def add_norm(
     block, tall = tile(width)
     tensors = (x, bias, residual, norm[0], norm[1], out, normal, scale, seed)
     add_norm_kernel[(triton.cdiv(rows, tall),)](
-        *tensors, rows, width, norm[2], threshold(p), 1 / (1 - p), tall, block, num_warps=4
+        *tensors, rows, width, norm[2], threshold(p), 1 / (1 - p), tall, block, num_warps=WARPS
     )
     return out, normal, scale
 
@@ -40,7 +40,7 @@ def add_norm_backward(
     through = torch.empty_like(grad) if p else residual
     tensors = (grad, normal, scale, weight, residual, through, sums, seed)
     add_norm_backward_kernel[(sums.shape[0],)](
-        *tensors, rows, width, threshold(p), 1 / (1 - p), tall, block, num_warps=4
+        *tensors, rows, width, threshold(p), 1 / (1 - p), tall, block, num_warps=WARPS
     )
     return residual, through
 

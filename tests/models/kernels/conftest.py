@@ -1,0 +1,136 @@
+"""Where the kernels run: on a CUDA device, or through Triton's interpreter on the CPU."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from electra.models.electra import GeneratorConfig
+from electra.models.encoder import EncoderConfig
+from electra.objectives import electric, objective
+from electra.objectives.batch import Batch, unpack
+from electra.objectives.kinds import build
+from electra.objectives.objective import Ids, Objective
+from electra.objectives.settings import ObjectiveConfig
+
+SPECIAL = (0, 2, 3, 4)  # [PAD] [CLS] [SEP] [MASK]
+
+
+@pytest.fixture
+def device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    import triton
+
+    if triton.__version__.startswith("3.6."):
+        pytest.skip("Triton's interpreter agrees with NumPy 2.4 from version 3.7 on")
+    return torch.device("cpu")
+
+
+@pytest.fixture
+def seed(device):
+    """A row of `draw_seeds`, one key of which is negative."""
+    return torch.tensor([123456789, -987654321, 0, 0], dtype=torch.int32, device=device)
+
+
+@pytest.fixture
+def normal(device):
+    """`normal(3, 4)`: random numbers, the same on every device, that want a gradient."""
+    torch.manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape).to(device).requires_grad_()
+
+    return draw
+
+
+@pytest.fixture
+def near():
+    """Two tensors of one shape; the difference is a share of the largest number."""
+
+    def check(found: torch.Tensor, wanted: torch.Tensor, name: str = "", share=2e-5) -> None:
+        assert found.shape == wanted.shape, name
+        off = (found.detach() - wanted.detach()).abs().max().item()
+        largest = wanted.detach().abs().max().item()
+        assert off <= share * largest + 1e-9, name
+
+    return check
+
+
+@pytest.fixture
+def make(device):
+    """`make("mlm", mask_rate=0.3)`; the generator by `generator={...}`, sizes by `model={...}`."""
+
+    def made(kind, *, generator=None, model=None, absent=(), **settings) -> Objective:
+        torch.manual_seed(0)
+        sizes = {"layers": 1, "hidden": 64, "heads": 2, "embedding": 48, "vocab_size": 60}
+        quiet = {"dropout": 0.0, "attention_dropout": 0.0}
+        pair = {"width": 1.0, "share": "none"} if kind == "two-stage" else {"width": 0.5}
+        objective = build(
+            ObjectiveConfig(kind=kind, **settings),
+            EncoderConfig(**sizes | quiet | (model or {})),
+            GeneratorConfig(**pair | (generator or {})),
+            Ids(4, SPECIAL, absent),
+        )
+        with torch.no_grad():
+            for p in objective.parameters():  # at the start attention is even, and biases are zero
+                p.add_(0.05 * torch.randn_like(p))
+        return objective.to(device)
+
+    return made
+
+
+@pytest.fixture
+def text(device) -> Callable[..., Batch]:
+    """`text(3, 24, 60)`: rows of words below 60, each with more padding than the one before."""
+
+    def written(rows: int, length: int, words: int) -> Batch:
+        torch.manual_seed(1)
+        stored = torch.zeros(rows, length + 2, dtype=torch.int32)
+        for row in range(rows):
+            total = length - row * length // (rows + 1)
+            first = total // 2
+            stored[row, :total] = torch.randint(5, words, (total,))
+            stored[row, 0] = 2
+            stored[row, [first - 1, total - 1]] = 3
+            stored[row, -2], stored[row, -1] = first, total
+        return unpack(stored.to(device))
+
+    return written
+
+
+@pytest.fixture
+def agreed(monkeypatch):
+    """Plain code and kernels put the same samples: `agreed(masked, 60)`."""
+    from electra.models.kernels import vocabulary
+
+    read_logits_ = vocabulary.read_logits_
+
+    def force(masked, words: int) -> None:
+        torch.manual_seed(4)
+        samples = torch.randint(5, words, masked.positions.shape).to(masked.positions)
+        samples = torch.where(samples % 3 == 0, masked.originals, samples)  # some are true
+
+        def read(*given):
+            losses, _, best = read_logits_(*given)
+            return losses, samples.flatten(), best
+
+        monkeypatch.setattr(vocabulary, "read_logits_", read)
+        for module in (objective, electric):
+            monkeypatch.setattr(module, "sample_tokens", lambda *_: samples)
+
+    return force
+
+
+@pytest.fixture
+def ask():
+    """One pass: its outcome, and the gradients by name."""
+
+    def asked(objective: Objective, batch: Batch, masked):
+        objective.zero_grad()
+        outcome = objective(batch, masked, objective.totals(batch, masked))
+        outcome.loss.backward()
+        named = objective.named_parameters()
+        return outcome, {n: p.grad.clone() for n, p in named if p.grad is not None}
+
+    return asked

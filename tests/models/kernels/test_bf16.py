@@ -1,0 +1,82 @@
+"""On a CUDA device: the kernels in bf16 are as near to fp32 as plain bf16 is."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from electra.train.device import autocast
+from electra.train.fuse import fuse_
+
+pytestmark = pytest.mark.gpu
+
+WORDS = 30522
+SMALL = {"layers": 3, "hidden": 256, "heads": 4, "embedding": 128, "vocab_size": WORDS}
+BASE = {"layers": 2, "hidden": 768, "heads": 12, "embedding": 768, "vocab_size": WORDS}
+SIZES = {"small": (SMALL, 0.25, 16, 128), "base": (BASE, 1 / 3, 4, 512)}
+
+
+@pytest.fixture(params=SIZES)
+def opened(request, make, text, agreed):
+    """An objective, its text and its exercise, the samples being agreed."""
+    model, width, rows, length = SIZES[request.param]
+
+    def built(p: float):
+        drop = {"dropout": p, "attention_dropout": p}
+        objective = make("rtd", model=model | drop, generator={"width": width}).train()
+        batch = text(rows, length, WORDS)
+        masked = objective.mask(batch)
+        agreed(masked, WORDS)
+        return objective, batch, masked
+
+    return built
+
+
+def errors(found, wanted) -> dict[str, float]:
+    """Of the loss and of each gradient, as a share of what it should be."""
+    (outcome, grads), (exact, expected) = found, wanted
+    pairs = {"loss": (outcome.loss.detach(), exact.loss.detach())}
+    pairs |= {name: (grads[name], grad) for name, grad in expected.items()}
+    return {name: ((a - b).norm() / b.norm()).item() for name, (a, b) in pairs.items()}
+
+
+def test_bf16_is_as_near_to_fp32_as_without_kernels(opened, ask, device):
+    objective, batch, masked = opened(0.0)
+
+    def half():
+        with autocast(device, torch.bfloat16):
+            return ask(objective, batch, masked)
+
+    exact = ask(objective, batch, masked)
+    plain = errors(half(), exact)
+    fuse_(objective)
+    fused = errors(half(), exact)
+    assert fused.keys() == plain.keys()
+    assert max(plain.values()) > 1e-3  # it was bf16
+    worse = {n: (fused[n], plain[n]) for n in plain if not fused[n] <= 2 * plain[n] + 3e-3}
+    assert not worse
+
+
+def test_fp32_is_fp32(opened, ask):
+    objective, batch, masked = opened(0.0)
+    exact = ask(objective, batch, masked)
+    fuse_(objective)
+    off = errors(ask(objective, batch, masked), exact)
+    assert max(off.values()) < 1e-4, off
+
+
+def test_bf16_drops_what_fp32_drops(opened, ask, device):
+    """The same random numbers, whatever the tiles and the precision are."""
+    objective, batch, masked = opened(0.1)
+    fuse_(objective)
+    torch.manual_seed(6)
+    exact = ask(objective, batch, masked)
+    torch.manual_seed(6)
+    with autocast(device, torch.bfloat16):
+        half = ask(objective, batch, masked)
+    off = errors(half, exact)
+    assert off["loss"] < 1e-2
+    assert max(off.values()) < 0.15, off
+    torch.manual_seed(7)
+    other = errors(ask(objective, batch, masked), exact)
+    assert max(other.values()) > 0.3  # other random numbers are farther away

@@ -1,0 +1,240 @@
+"""Objectives with the kernels under them: the same losses and gradients, the same weights."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from electra.errors import UserError
+from electra.models.encoder import Encoder
+from electra.models.kernels import encode as kernels
+from electra.models.kernels.encode import encode
+from electra.objectives.kinds import KINDS
+from electra.optim.adam import PaperAdam
+from electra.train import checkpoint, fuse
+from electra.train.fuse import fuse_
+
+WORDS = 60
+VARIANTS = {
+    "gdes": {"generator": {"share": "gdes"}},
+    "one body": {"generator": {"share": "all", "width": 1.0}},
+    "unigram": {"generator": {"kind": "unigram"}},
+    "holes in the vocabulary": {"absent": (1,)},
+    "repeated draws": {"draw": "repeated", "mask_rate": 0.3},
+    "no projection": {"model": {"embedding": 64}},
+    "heads that do not fit": {"model": {"hidden": 48}},
+}
+
+
+@pytest.fixture
+def compare(text, agreed, ask, near):
+    """The outcome and every gradient of an objective, before and after the kernels are put in."""
+
+    def compared(objective, share=1e-4, **how) -> None:
+        batch = text(3, 24, WORDS)
+        torch.manual_seed(3)
+        masked = objective.mask(batch)
+        assert not masked.drawn.all()
+        agreed(masked, WORDS)
+        wanted, expected = ask(objective, batch, masked)
+        fuse_(objective, **how)
+        found, grads = ask(objective, batch, masked)
+        near(found.loss, wanted.loss, "loss")
+        near(found.sums, wanted.sums, "sums")
+        if wanted.scores is not None:
+            assert torch.equal(found.corrupted, wanted.corrupted)
+            near(found.scores[wanted.judged], wanted.scores[wanted.judged], "scores", share)
+        assert grads.keys() == expected.keys()
+        for name, wanted_grad in expected.items():
+            near(grads[name], wanted_grad, name, share)
+
+    return compared
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind(kind, mode, make, compare):
+    """Evaluation has no dropout, whatever the settings say."""
+    p = 0.0 if mode == "train" else 0.3
+    layers = 2 if kind == "rtd" else 1
+    objective = make(kind, model={"dropout": p, "attention_dropout": p, "layers": layers})
+    compare(objective.train(mode == "train"))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant(name, make, compare):
+    compare(make("rtd", **VARIANTS[name]).train())
+
+
+def test_less_memory(make, compare):
+    compare(make("rtd").train(), recompute=True)
+
+
+def test_without_triton_nothing_changes(make, monkeypatch):
+    monkeypatch.setattr(fuse.importlib.util, "find_spec", lambda _: None)
+    objective = make("rtd")
+    fuse_(objective)
+    assert not any("forward" in vars(m) for m in objective.modules())
+    assert "guess" not in vars(objective)
+
+
+def test_the_second_of_two_stages(make, compare):
+    """The generator is asked without gradients and gets none."""
+    objective = make("two-stage").train()
+    assert objective.reach(0.5)
+    compare(objective)
+    assert all(p.grad is None for p in objective.generator.parameters())
+    assert all(p.grad is not None for p in objective.discriminator.parameters())
+
+
+def test_the_kernels_are_there_and_only_where_they_fit(make):
+    objective = make("rtd", generator={"share": "gdes"}, model={"hidden": 96, "heads": 6})
+    fuse_(objective)
+    fused = [m for m in objective.modules() if isinstance(m, Encoder) and "forward" in vars(m)]
+    assert fused == [objective.generator.encoder]  # the discriminator has tables of another kind
+    narrow = make("rtd", model={"hidden": 48})  # 24 and 12 do not fit
+    fuse_(narrow)
+    assert not any("forward" in vars(m) for m in narrow.modules() if isinstance(m, Encoder))
+
+
+def test_dropout_in_training_and_none_in_evaluation(make, text):
+    objective, batch = (
+        make("rtd", model={"dropout": 0.1, "attention_dropout": 0.1}),
+        text(2, 24, 60),
+    )
+    fuse_(objective)
+
+    def passes(seed: int):
+        torch.manual_seed(seed)
+        return [objective.discriminator(*batch) for _ in range(2)]
+
+    (first, second), again = passes(8), passes(8)
+    assert not torch.allclose(first, second, rtol=1e-3)
+    assert all(torch.equal(*pair) for pair in zip((first, second), again, strict=True))
+    objective.eval()
+    assert torch.equal(*passes(8))
+
+
+def test_each_dropout_has_its_own_rate(make, text, monkeypatch):
+    """The embeddings' is that of the layers' outputs, not that of attention."""
+    batch, shapes = text(2, 24, 60), []
+
+    class Watched:
+        @staticmethod
+        def apply(x, documents, shape, *params):
+            shapes.append(shape)
+            return x
+
+    monkeypatch.setattr(kernels, "Body", Watched)
+    for p, attention_p in ((0.5, 0.1), (0.0, 0.5)):
+        sizes = {"dropout": p, "attention_dropout": attention_p}
+        encoder = make("rtd", model=sizes).train().discriminator.encoder
+        first, second = (encode(encoder, *batch) for _ in range(2))
+        assert torch.equal(first, second) == (p == 0)
+        encode(encoder.eval(), *batch)
+    rates = [(shape.dropout, shape.attention_dropout) for shape in shapes]
+    assert rates == [(0.5, 0.1)] * 2 + [(0.0, 0.0)] + [(0.0, 0.5)] * 2 + [(0.0, 0.0)]
+
+
+def test_padding_changes_nothing(make, text, agreed, ask, near):
+    """What stands there: not the loss, not a gradient."""
+    objective, batch = make("rtd").train(), text(3, 24, WORDS - 1)
+    masked = objective.mask(batch)
+    agreed(masked, WORDS - 1)
+    fuse_(objective)
+    before, grads = ask(objective, batch, masked)
+    real = batch.real
+    filled = batch._replace(
+        ids=torch.where(real, batch.ids, WORDS - 1), segments=torch.where(real, batch.segments, 1)
+    )
+    inputs = torch.where(real, masked.inputs, WORDS - 1)
+    after, others = ask(objective, filled, masked._replace(inputs=inputs))
+    near(after.loss, before.loss, share=1e-6)
+    near(after.scores[real], before.scores[real], share=1e-6)
+    for name, grad in grads.items():
+        near(others[name], grad, name, share=2e-6)
+
+
+@pytest.mark.parametrize("length", [24, 140])
+def test_a_row_means_the_same_without_its_padding(length, make, text, near):
+    """And without `real`, which says that nothing is padding; as the plain network says."""
+    objective, batch = make("rtd").eval(), text(3, length, WORDS)
+    wanted = objective.discriminator(*batch)
+    fuse_(objective)
+    scores = objective.discriminator(*batch)
+    near(scores[batch.real], wanted[batch.real])
+    end = int(batch.real[2].sum())
+    assert end < length
+    near(objective.discriminator(batch.ids[2:, :end], batch.segments[2:, :end]), scores[2:, :end])
+
+
+def test_no_gradient_where_none_is_wanted(make, text):
+    objective, batch = make("rtd").eval(), text(2, 24, WORDS)
+    fuse_(objective)
+    masked = objective.mask(batch)
+    with torch.no_grad():
+        outcome = objective(batch, masked, objective.totals(batch, masked))
+    assert not outcome.loss.requires_grad
+    objective.requires_grad_(False)
+    objective.discriminator.score.requires_grad_(True)
+    objective.discriminator(*batch).sum().backward()
+    given = {n for n, p in objective.named_parameters() if p.grad is not None}
+    assert given == {"discriminator.score.weight", "discriminator.score.bias"}
+
+
+def test_too_many_tokens_are_refused(make, device):
+    """An index of the kernels has 31 bits."""
+    encoder = make("rtd").discriminator.encoder
+    ids = torch.zeros(1, 1, dtype=torch.long, device=device).expand(2**14, 512)
+    with pytest.raises(UserError, match=r"train\.accumulate"):
+        encode(encoder, ids, ids)
+
+
+def test_state_and_names_stay(make):
+    objective = make("rtd")
+    state = {name: tensor.clone() for name, tensor in objective.state_dict().items()}
+    modules = [name for name, _ in objective.named_modules()]
+    fuse_(objective)
+    after = objective.state_dict()
+    assert list(after) == list(state)
+    assert all(torch.equal(after[name], tensor) for name, tensor in state.items())
+    assert [name for name, _ in objective.named_modules()] == modules
+    make("rtd").load_state_dict(after)
+    objective.load_state_dict(state)
+
+
+def test_a_copy_has_its_own_weights(make, text, near):
+    objective, batch = make("rtd").eval(), text(2, 24, WORDS)
+    fuse_(objective)
+    wanted = objective.discriminator(*batch)
+    twin = copy.deepcopy(objective)
+    with torch.no_grad():
+        for p in objective.parameters():
+            p.zero_()
+    near(twin.discriminator(*batch), wanted)
+    masked = twin.mask(batch)
+    twin(batch, masked, twin.totals(batch, masked)).loss.backward()
+    assert all(p.grad is None for p in objective.parameters())
+    assert all(p.grad is not None for p in twin.parameters())
+
+
+@pytest.mark.parametrize("share", ["embeddings", "gdes"])
+def test_checkpoints_are_the_same_files(share, make, tmp_path):
+    objective = make("rtd", generator={"share": share})
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "config.yaml").touch()
+    optimizer = PaperAdam(list(objective.parameters()))
+    state = checkpoint.TrainState()
+    before = checkpoint.save(tmp_path, state, objective, optimizer, pad_id=0)
+    fuse_(objective)
+    state = replace(state, step=1)
+    after = checkpoint.save(tmp_path, state, objective, optimizer, pad_id=0)
+    files = sorted(p.relative_to(before) for p in before.rglob("*") if p.is_file())
+    assert files == sorted(p.relative_to(after) for p in after.rglob("*") if p.is_file())
+    assert len(files) > 6
+    for file in files:
+        if file.name != "state.json":
+            assert (after / file).read_bytes() == (before / file).read_bytes(), file

@@ -1,0 +1,148 @@
+"""Loss, gradient, sample and best guess over the vocabulary."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from electra.models.kernels import vocabulary
+from electra.models.kernels.dropout import keep_mask
+from electra.models.kernels.vocabulary import Guess, read_logits_
+
+NOTHING = float("-inf")
+
+
+@pytest.fixture(autouse=True)
+def _small_groups(monkeypatch):
+    """Several groups of words, the last one not full."""
+    monkeypatch.setattr(vocabulary, "GROUP", 32)
+
+
+def compare(hidden, table, bias, truth, drawn, near) -> None:
+    """Loss, best guesses and gradients of 0.37 x the loss."""
+    leaves = hidden, table, bias
+    logits = F.linear(hidden, table, bias)
+    nll = F.cross_entropy(logits, truth, reduction="none")
+    wanted = torch.where(drawn, nll, 0.0).sum()
+    found, samples, right = Guess.apply(*leaves, truth, drawn, 1.0, False)
+    near(found, wanted)
+    assert torch.equal(right, (logits.argmax(-1) == truth) & drawn)
+    assert (samples >= 0).all()
+    assert (samples < len(bias)).all()
+    grads = (torch.autograd.grad(0.37 * out, leaves) for out in (found, wanted))
+    for name, a, b in zip(("hidden", "table", "bias"), *grads, strict=True):
+        near(a, b, name)
+
+
+@pytest.mark.parametrize("sharp", [0.1, 1.0, 20.0])
+@pytest.mark.parametrize(("words", "width"), [(100, 48), (64, 96), (33, 16)])
+def test_loss_and_gradients(words, width, sharp, device, normal, near):
+    hidden, table, bias = normal(6, width), normal(words, width), normal(words)
+    truth = torch.randint(0, words, (6,)).to(device)
+    truth[:3] = F.linear(hidden[:3] * sharp, table, bias).argmax(-1)  # some are right
+    hidden = (hidden * sharp).detach().requires_grad_()
+    drawn = torch.tensor([1, 0, 1, 1, 1, 0], dtype=torch.bool, device=device)
+    compare(hidden, table, bias, truth, drawn, near)
+
+
+def absent_bias(device) -> torch.Tensor:
+    """No probability for the whole first group, for some words, and for the padding."""
+    bias = torch.linspace(-1, 1, 100)
+    bias[:32], bias[40:50], bias[90:] = NOTHING, NOTHING, NOTHING
+    return bias.to(device).requires_grad_()
+
+
+def test_words_that_do_not_exist(device, normal, near):
+    hidden, table, bias = normal(4, 48), normal(100, 48), absent_bias(device)
+    truth = torch.tensor([32, 39, 70, 89], device=device)
+    compare(hidden, table, bias, truth, torch.ones_like(truth, dtype=torch.bool), near)
+
+
+def test_an_undrawn_slot_gives_nothing(device, normal, near):
+    """Even where its truth has no probability, as that of padding may."""
+    hidden, table, bias = normal(3, 16), normal(100, 16), absent_bias(device)
+    truth = torch.tensor([95, 60, 0], device=device)
+    drawn = torch.tensor([False, True, False], device=device)
+    loss, _, right = Guess.apply(hidden, table, bias, truth, drawn, 1.0, False)
+    alone, *_ = Guess.apply(hidden[1:2], table, bias, truth[1:2], drawn[1:2], 1.0, False)
+    assert loss.isfinite()
+    near(loss, alone)
+    assert not right[[0, 2]].any()
+    of_hidden, of_table, of_bias = torch.autograd.grad(loss, (hidden, table, bias))
+    assert (of_hidden[[0, 2]] == 0).all()
+    assert of_hidden[1].any()
+    expected = torch.autograd.grad(alone, (table, bias))
+    near(of_table, expected[0], "table")
+    near(of_bias, expected[1], "bias")
+
+
+@pytest.mark.parametrize(("temperature", "exclude_true"), [(1.0, False), (2.0, True), (0.5, False)])
+def test_samples_follow_the_distribution(temperature, exclude_true, device, monkeypatch):
+    """Chi-square, and no word that has no probability."""
+    monkeypatch.setattr(vocabulary, "GROUP", 8)
+    torch.manual_seed(5)
+    count = 20_000 if device.type == "cuda" else 150
+    words = 20
+    logits = torch.linspace(-2, 2, words)[torch.randperm(words)]
+    truth = int(logits.topk(2).indices[1])
+    logits[[3, 8, 9, 19]] = NOTHING
+    chances = logits / temperature
+    if exclude_true:
+        chances[truth] = NOTHING
+    expected = count * chances.softmax(0)
+    rows = logits.repeat(count, 1).to(device)
+    true = torch.full((count,), truth, device=device)
+    drawn = torch.rand(count, device=device) < 0.5  # the sample does not depend on it
+    _, samples, best = read_logits_(rows, true, drawn, temperature, exclude_true)
+    found = samples.bincount(minlength=words).float().cpu()
+    assert len(found) == words
+    possible = expected > 0
+    assert (found[~possible] == 0).all()
+    assert (best == logits.argmax().item()).all()
+    squares = ((found - expected)[possible] ** 2 / expected[possible]).sum()
+    free = possible.sum() - 1
+    assert squares < free + 4 * (2 * free) ** 0.5  # mean and spread of chi-square
+
+
+def test_a_tiny_temperature_samples_the_best_guess(device, normal):
+    logits = normal(20, 70).detach()
+    wanted = logits.argmax(-1)
+    nobody = torch.zeros(20, dtype=torch.bool, device=device)
+    _, samples, best = read_logits_(logits, torch.zeros_like(wanted), nobody, 1e-4, False)
+    assert torch.equal(samples, wanted)
+    assert torch.equal(best, wanted)
+    assert (logits == 0).all()  # no slope where nothing is drawn
+
+
+def test_slots_and_passes_have_their_own_samples(device):
+    rows = 12
+    truth, drawn = torch.zeros(2, rows, dtype=torch.long, device=device)
+    flat = [
+        read_logits_(torch.zeros(rows, 90, device=device), truth, drawn.bool(), 1.0, False)[1]
+        for _ in range(2)
+    ]
+    assert len(flat[0].unique()) > 6
+    assert not torch.equal(*flat)
+
+
+def test_the_true_token_can_be_excluded_when_it_is_nearly_certain(device):
+    logits = torch.zeros(10, 70, device=device)
+    logits[:, 40] = 30.0
+    truth = torch.full((10,), 40, device=device)
+    _, samples, _ = read_logits_(logits, truth, truth > 0, 1.0, True)
+    assert (samples != 40).all()
+    assert len(samples.unique()) > 4
+
+
+@pytest.mark.parametrize(("keys", "number"), [((2350666, 5), 0), ((9500863, 6), 1)])
+def test_a_random_number_of_zero_chooses_no_impossible_word(keys, number, device, monkeypatch):
+    """The first number of a row chooses a group, the second a word of it."""
+    seed = torch.tensor([*keys, 0, 0], dtype=torch.int32, device=device)
+    assert keep_mask((2,), seed, 2**-23)[number] == 0  # it is below the smallest step
+    monkeypatch.setattr(vocabulary, "draw_seeds", lambda *_: seed[None])
+    logits = torch.zeros(1, 80, device=device)
+    logits[:, :36], logits[:, 64:68] = NOTHING, NOTHING  # of each group the first words, or all
+    truth = torch.tensor([50], device=device)
+    _, samples, _ = read_logits_(logits.clone(), truth, truth > 0, 1.0, False)
+    assert logits[0, samples].isfinite().all()
