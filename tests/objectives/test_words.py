@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from electra.objectives.all_tokens_mlm import best_guess, mixture
+from electra.objectives.all_tokens_mlm import Said, best_guess, mixture
 
 MASK = 4
 TABLES = {
@@ -161,6 +161,9 @@ def test_the_best_guess_is_that_of_the_whole_mixture():
     here = torch.randint(7, (200, 1))
     mixed = (1 - copy.sigmoid())[..., None] * logits.softmax(-1)
     mixed.scatter_add_(-1, here[..., None], copy.sigmoid()[..., None])
-    found = best_guess(logits, copy, here)
+    logs = logits.log_softmax(-1)
+    best, word = logs.max(-1)
+    said = Said(best, logs.gather(-1, here[..., None]).squeeze(-1), best, word)
+    found = best_guess(said, copy, here)
     assert torch.equal(found, mixed.argmax(-1))
     assert 0.2 < (found == here).float().mean() < 0.9  # both happen

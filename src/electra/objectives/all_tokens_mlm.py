@@ -4,6 +4,8 @@ The paper calls it a combination of BERT and ELECTRA: the gate D is a detector o
 and the output is D x the word that is there + (1 - D) x the softmax.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,6 +26,15 @@ from electra.objectives.objective import (
 )
 from electra.objectives.replace_mlm import ReplaceMlm
 from electra.objectives.settings import ObjectiveConfig
+
+
+class Said(NamedTuple):
+    """The softmax's log probabilities at each position, (batch, length)."""
+
+    true: Tensor  # of the original word; the only one with a gradient
+    here: Tensor  # of the word that is there
+    best: Tensor  # of the most likely one
+    word: Tensor  # the most likely one
 
 
 class AllTokensMlm(ReplaceMlm):
@@ -53,23 +64,29 @@ class AllTokensMlm(ReplaceMlm):
         replaced = corrupted != ids
 
         hidden = self.mlm.encoder(corrupted, segments, real)
-        logits = self.mlm.predict(hidden).float()  # (batch, length, vocabulary)
+        said = self.say(hidden, batch, corrupted)
         copy = self.gate(hidden).squeeze(-1).float()  # (batch, length) the logit of D
-        words = -F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none").view_as(ids)
-        nll = -mixture(copy, words, replaced)
+        nll = -mixture(copy, said.true, replaced)
         gate = F.binary_cross_entropy_with_logits(-copy, replaced.float(), reduction="none")
         model_loss, gate_loss = (nll * real).sum(), (gate * real).sum()
         kept = (c.model_weight * model_loss + c.gate_weight * gate_loss) / totals[1]
         loss = c.generator_weight * guesses.loss / totals[0] + kept
         with torch.no_grad():
             flagged = (copy < 0) & real
-            right = (best_guess(logits, copy, corrupted) == ids).gather(1, masked.positions)
+            right = (best_guess(said, copy, corrupted) == ids).gather(1, masked.positions)
             sums = add_up(
                 *generator_sums(guesses, masked),
                 *(real, replaced, model_loss, right & masked.drawn),
                 *(gate_loss, flagged, flagged & replaced),
             )
         return Outcome(loss, sums, corrupted, replaced, -copy.detach(), real)
+
+    def say(self, hidden: Tensor, batch: Batch, corrupted: Tensor) -> "Said":
+        """What the softmax gives the words that matter."""
+        logs = self.mlm.predict(hidden).float().log_softmax(-1)  # (batch, length, vocabulary)
+        true, here = (logs.gather(-1, t[..., None]).squeeze(-1) for t in (batch.ids, corrupted))
+        best, word = logs.detach().max(-1)
+        return Said(true, here.detach(), best, word)
 
     def summarise(self, sums: Sums) -> dict[str, float]:
         c, tokens = self.config, max(sums["tokens"], 1)
@@ -94,9 +111,8 @@ def mixture(copy: Tensor, words: Tensor, replaced: Tensor) -> Tensor:
     return torch.where(replaced, predicted, torch.logaddexp(F.logsigmoid(copy), predicted))
 
 
-def best_guess(logits: Tensor, copy: Tensor, corrupted: Tensor) -> Tensor:
+def best_guess(said: Said, copy: Tensor, corrupted: Tensor) -> Tensor:
     """The most likely word of the mixture: the softmax's, or the one that is there."""
-    scores = logits.log_softmax(-1) + F.logsigmoid(-copy)[..., None]
-    here = scores.gather(-1, corrupted[..., None]).squeeze(-1)
-    best, word = scores.max(-1)
-    return torch.where(torch.logaddexp(here, F.logsigmoid(copy)) >= best, corrupted, word)
+    predicted = F.logsigmoid(-copy)
+    here = torch.logaddexp(predicted + said.here, F.logsigmoid(copy))
+    return torch.where(here >= predicted + said.best, corrupted, said.word)

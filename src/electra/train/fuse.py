@@ -9,6 +9,7 @@ from torch import Tensor
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Encoder
 from electra.models.simple import FrequencyGenerator
+from electra.objectives.all_tokens_mlm import AllTokensMlm, Said
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
 from electra.objectives.objective import Guesses, Objective
@@ -26,6 +27,8 @@ def fuse_(objective: Objective, *, recompute: bool = False) -> None:
         elif isinstance(module, Discriminator):
             _become(module, "forward", partial(encode.judge, module))
     _become(objective, "guess", partial(_guess, objective))
+    if isinstance(objective, AllTokensMlm):
+        _become(objective, "say", partial(_say, objective))
 
 
 def _guess(
@@ -48,6 +51,15 @@ def _guess(
         network, states, masked.originals, masked.drawn, c.temperature, c.exclude_true
     )
     return Guesses(*guesses)
+
+
+def _say(objective: AllTokensMlm, hidden: Tensor, batch: Batch, corrupted: Tensor) -> Said:
+    """As `AllTokensMlm.say`; padding has no loss, and its words are not looked at."""
+    from electra.models.kernels import encode
+
+    losses, _, word, logs = encode.words(objective.mlm, hidden, batch.ids, batch.real, corrupted)
+    best, here = logs.unbind(-1)
+    return Said(-losses, here, best, word)
 
 
 def _become(thing: Any, name: str, function: Any) -> None:

@@ -20,17 +20,23 @@ def _small_groups(monkeypatch):
 
 
 def compare(hidden, table, bias, truth, drawn, near) -> None:
-    """Loss, best guesses and gradients of 0.37 x the loss."""
+    """Losses, best guesses, and gradients where each row has its own weight."""
     leaves = hidden, table, bias
     logits = F.linear(hidden, table, bias)
     nll = F.cross_entropy(logits, truth, reduction="none")
-    wanted = torch.where(drawn, nll, 0.0).sum()
-    found, samples, right = Guess.apply(*leaves, truth, drawn, 1.0, False)
+    other = truth.roll(1)
+    losses, samples, best, logs = Guess.apply(*leaves, truth, drawn, other, 1.0, False)
+    weights = torch.linspace(0.5, 2, len(truth), device=truth.device)
+    found, wanted = (losses * weights).sum(), (torch.where(drawn, nll, 0.0) * weights).sum()
     near(found, wanted)
-    assert torch.equal(right, (logits.argmax(-1) == truth) & drawn)
+    assert torch.equal(best, logits.argmax(-1))
+    chances = logits.log_softmax(-1)
+    near(logs[:, 0], chances.max(-1).values)
+    near(logs[:, 1], chances.gather(-1, other[:, None]).squeeze(-1))
+    assert not logs.requires_grad
     assert (samples >= 0).all()
     assert (samples < len(bias)).all()
-    grads = (torch.autograd.grad(0.37 * out, leaves) for out in (found, wanted))
+    grads = (torch.autograd.grad(out, leaves) for out in (found, wanted))
     for name, a, b in zip(("hidden", "table", "bias"), *grads, strict=True):
         near(a, b, name)
 
@@ -64,11 +70,12 @@ def test_an_undrawn_slot_gives_nothing(device, normal, near):
     hidden, table, bias = normal(3, 16), normal(100, 16), absent_bias(device)
     truth = torch.tensor([95, 60, 0], device=device)
     drawn = torch.tensor([False, True, False], device=device)
-    loss, _, right = Guess.apply(hidden, table, bias, truth, drawn, 1.0, False)
-    alone, *_ = Guess.apply(hidden[1:2], table, bias, truth[1:2], drawn[1:2], 1.0, False)
-    assert loss.isfinite()
+    losses, *_ = Guess.apply(hidden, table, bias, truth, drawn, truth, 1.0, False)
+    one = (truth[1:2], drawn[1:2], truth[1:2])
+    alone = Guess.apply(hidden[1:2], table, bias, *one, 1.0, False)[0].sum()
+    assert (losses[[0, 2]] == 0).all()
+    loss = losses.sum()
     near(loss, alone)
-    assert not right[[0, 2]].any()
     of_hidden, of_table, of_bias = torch.autograd.grad(loss, (hidden, table, bias))
     assert (of_hidden[[0, 2]] == 0).all()
     assert of_hidden[1].any()
@@ -94,7 +101,7 @@ def test_samples_follow_the_distribution(temperature, exclude_true, device, monk
     rows = logits.repeat(count, 1).to(device)
     true = torch.full((count,), truth, device=device)
     drawn = torch.rand(count, device=device) < 0.5  # the sample does not depend on it
-    _, samples, best = read_logits_(rows, true, drawn, temperature, exclude_true)
+    _, samples, best, _ = read_logits_(rows, true, drawn, true, temperature, exclude_true)
     found = samples.bincount(minlength=words).float().cpu()
     assert len(found) == words
     possible = expected > 0
@@ -109,7 +116,8 @@ def test_a_tiny_temperature_samples_the_best_guess(device, normal):
     logits = normal(20, 70).detach()
     wanted = logits.argmax(-1)
     nobody = torch.zeros(20, dtype=torch.bool, device=device)
-    _, samples, best = read_logits_(logits, torch.zeros_like(wanted), nobody, 1e-4, False)
+    zeros = torch.zeros_like(wanted)
+    _, samples, best, _ = read_logits_(logits, zeros, nobody, zeros, 1e-4, False)
     assert torch.equal(samples, wanted)
     assert torch.equal(best, wanted)
     assert (logits == 0).all()  # no slope where nothing is drawn
@@ -119,7 +127,9 @@ def test_slots_and_passes_have_their_own_samples(device):
     rows = 12
     truth, drawn = torch.zeros(2, rows, dtype=torch.long, device=device)
     flat = [
-        read_logits_(torch.zeros(rows, 90, device=device), truth, drawn.bool(), 1.0, False)[1]
+        read_logits_(torch.zeros(rows, 90, device=device), truth, drawn.bool(), truth, 1.0, False)[
+            1
+        ]
         for _ in range(2)
     ]
     assert len(flat[0].unique()) > 6
@@ -130,7 +140,7 @@ def test_the_true_token_can_be_excluded_when_it_is_nearly_certain(device):
     logits = torch.zeros(10, 70, device=device)
     logits[:, 40] = 30.0
     truth = torch.full((10,), 40, device=device)
-    _, samples, _ = read_logits_(logits, truth, truth > 0, 1.0, True)
+    _, samples, *_ = read_logits_(logits, truth, truth > 0, truth, 1.0, True)
     assert (samples != 40).all()
     assert len(samples.unique()) > 4
 
@@ -144,5 +154,5 @@ def test_a_random_number_of_zero_chooses_no_impossible_word(keys, number, device
     logits = torch.zeros(1, 80, device=device)
     logits[:, :36], logits[:, 64:68] = NOTHING, NOTHING  # of each group the first words, or all
     truth = torch.tensor([50], device=device)
-    _, samples, _ = read_logits_(logits.clone(), truth, truth > 0, 1.0, False)
+    _, samples, *_ = read_logits_(logits.clone(), truth, truth > 0, truth, 1.0, False)
     assert logits[0, samples].isfinite().all()

@@ -67,10 +67,20 @@ def guess(
     temperature: float, exclude_true: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """From vectors (batch, slots, hidden): the summed loss, right (batch, slots), samples."""
-    x = generator.norm(F.gelu(generator.dense(hidden)))
+    losses, samples, best, _ = words(
+        generator, hidden, truth, drawn, truth, temperature, exclude_true
+    )
+    return losses.sum(), (best == truth) & drawn, samples
+
+
+def words(
+    generator: Generator, hidden: Tensor, truth: Tensor, drawn: Tensor, other: Tensor,
+    temperature: float = 1.0, exclude_true: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """`read_logits_` of the logits at (batch, slots), in this form."""
+    x = generator.norm(F.gelu(generator.dense(hidden))).flatten(0, 1).to(hidden.dtype)
     table, bias = generator.encoder.embeddings.token.weight, generator.word_bias()
-    loss, samples, right = Guess.apply(
-        x.flatten(0, 1).to(hidden.dtype), table, bias, truth.flatten(), drawn.flatten(),
-        temperature, exclude_true,
-    )  # fmt: skip
-    return loss, right.view_as(truth), samples.view_as(truth)
+    flat = (t.flatten() for t in (truth, drawn, other))
+    found = Guess.apply(x, table, bias, *flat, temperature, exclude_true)
+    losses, samples, best, logs = (t.unflatten(0, truth.shape) for t in found)
+    return losses, samples, best, logs
