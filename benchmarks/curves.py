@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--draw", type=Path, nargs=2)
     parser.add_argument("settings", nargs="*", help="key=value")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.draw:
         draw(*args.draw)
         return

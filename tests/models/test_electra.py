@@ -76,6 +76,18 @@ def test_what_is_shared():
         build_pair(SMALL, GeneratorConfig(width=0.5, share="all"))
 
 
+def test_documents_with_numbers_do_not_see_each_other():
+    encoder = Encoder(EncoderConfig(layers=2, hidden=32, embedding=16, vocab_size=60)).eval()
+    ids, segments = torch.randint(5, 60, (2, 12)), torch.zeros(2, 12, dtype=torch.long)
+    numbers = torch.tensor([[1] * 5 + [2] * 4 + [9] * 3, [1] * 12])
+    found = encoder(ids, segments, numbers)
+    alone = encoder(ids[:, :5], segments[:, :5])
+    torch.testing.assert_close(found[0, :5], alone[0])
+    assert (found[1, :5] - alone[1]).abs().max() > 1e-3  # here all twelve are one document
+    ids[0, 2] = 59 - ids[0, 2] % 2
+    torch.testing.assert_close(encoder(ids, segments, numbers)[0, 5:], found[0, 5:])
+
+
 def test_the_output_matrix_is_the_token_table():
     generator, _ = build_pair(SMALL, GeneratorConfig(width=0.5))
     hidden = torch.randn(1, 1, 32)

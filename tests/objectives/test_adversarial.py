@@ -30,7 +30,8 @@ def five_words(make):
                 p += 0.3 * torch.randn_like(p)
             objective.discriminator.score.weight *= 3
         ids = torch.tensor([[2, 5, 7, 9, 6, 3]])
-        batch = Batch(ids, torch.zeros_like(ids), torch.ones_like(ids).bool())
+        real = torch.ones_like(ids).bool()
+        batch = Batch(ids, torch.zeros_like(ids), real, real)
         masked = Masked(
             torch.tensor([[2, 5, 4, 9, 6, 3]]),
             torch.tensor([[2]]),

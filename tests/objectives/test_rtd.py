@@ -47,6 +47,16 @@ def test_rows_are_taken_apart():
     assert batch.real.sum(1).tolist() == [5, 3]
 
 
+def test_documents_of_a_row_are_numbered():
+    rows = torch.tensor([[2, 9, 3, 2, 8, 3, 0, 6, 6], [2, 9, 8, 3, 0, 0, 0, 4, 4]])
+    assert unpack(rows).seen.dtype == torch.bool
+    seen = unpack(rows, start=2).seen
+    assert seen[0, :6].tolist() == [1, 1, 1, 2, 2, 2]
+    assert seen[1, :4].tolist() == [1, 1, 1, 1]
+    assert (seen.diff(dim=1) >= 0).all()  # the kernels want them to ascend
+    assert (seen[1, 4:] > 2).all()
+
+
 def test_loss_against_a_slow_reference():
     """Position by position in Python, from the logits that the networks give."""
     objective = build()
@@ -187,6 +197,6 @@ def test_accumulated_gradients_are_those_of_the_batch(pieces):
     objective.zero_grad()
     size = len(batch.ids) // pieces
     for part in zip(*(t.split(size) for t in (*batch, *masked)), strict=True):
-        objective(Batch(*part[:3]), Masked(*part[3:]), totals).loss.backward()
+        objective(Batch(*part[:4]), Masked(*part[4:]), totals).loss.backward()
     for name, p in objective.named_parameters():
         torch.testing.assert_close(p.grad, whole[name], atol=2e-5, rtol=1e-4)

@@ -270,7 +270,7 @@ def test_one_clip_over_both_networks(tiny, tmp_path, console):
     with opening as run:
         run.objective.train()
         random = torch.get_rng_state()
-        batch = loop.unpack(rows)
+        batch = run.objective.unpack(rows)
         loop.backward(run, batch, run.objective.mask(batch))
         squares = [p.grad.double().square().sum() for p in run.objective.parameters()]
         names = [n for n, p in run.objective.named_parameters() if p.grad.abs().sum() > 0]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from electra.config import override
 from electra.errors import UserError
 from electra.objectives.batch import unpack
 from electra.text.prepare import prepare
@@ -99,3 +100,20 @@ def test_a_broken_run_keeps_its_figures(tiny, with_train, tmp_path, console):
         start(with_train(config, report_every=1), tmp_path / "run", console)
     assert (tmp_path / "run" / "metrics.jsonl").stat().st_size > 0
     assert (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_documents_that_share_a_row(tiny, corpus, tokenizer_folder, tmp_path, console):
+    """The setting reaches training and held-out text; a two-tower generator cannot follow it."""
+    where = {"tokenizer": tokenizer_folder, "out": tmp_path / "packed"}
+    prepare([corpus], **where, length=32, layout="packed", workers=1, held_out=0.1)
+    config = override(tiny, [f"data.folder={where['out']}", "data.documents=true"])
+    assert start(config, tmp_path / "run", console) == 0
+    stored = read_run_config(tmp_path / "run")
+    assert stored.data.documents
+    shards, vocab = Shards.open(where["out"]), load_vocabulary(where["out"] / "tokenizer")
+    objective = build_objective(stored, vocab)
+    rows = torch.from_numpy(shards.gather("train", torch.arange(50).numpy()))
+    assert (objective.unpack(rows).seen[:, 0] == 1).all()
+    assert (objective.unpack(rows).seen == 2).any()
+    with pytest.raises(UserError, match=r"data\.documents"):
+        override(config, ["objective.kind=electric"])

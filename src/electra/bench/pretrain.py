@@ -162,7 +162,7 @@ def peer_step(
     o = config.objective
 
     def take(rows: Tensor) -> None:
-        ids, segments, real = unpack(rows)
+        ids, segments, real, _ = unpack(rows)
         masked = mask_tokens(ids, real, maskable, vocab.mask, rate=o.mask_rate, shown=o.mask_shown)
         labels = torch.full_like(ids, -100)
         labels.scatter_(1, masked.positions, masked.originals.where(masked.drawn, -100))

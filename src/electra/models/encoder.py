@@ -149,9 +149,16 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
 
     def forward(self, ids: Tensor, segments: Tensor, real: Tensor | None = None) -> Tensor:
-        """`real` is True for tokens and False for padding; padding is hidden as attention key."""
+        """`real` is True for tokens and False for padding; padding is hidden as attention key.
+
+        Or it numbers the documents of each row: a token sees those with its own number.
+        """
         x = self.project(self.embeddings(ids, segments))
-        mask = None if real is None else real[:, None, None, :]  # (batch, 1, 1, length)
+        mask = None
+        if real is not None:
+            mask = real[:, None, None, :]  # (batch, 1, 1, length)
+            if real.dtype != torch.bool:
+                mask = mask == real[:, None, :, None]  # (batch, 1, length, length)
         for layer in self.layers:
             x = layer(x, mask)
         return x  # (batch, length, hidden)

@@ -40,15 +40,15 @@ class Adversarial(ReplacedTokenDetection):
 
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
         c = self.config
-        ids, segments, real = batch
+        ids, segments, real, seen = batch
         assert isinstance(self.generator, Generator)
-        states = self.generator.states(masked.inputs, segments, real, masked.positions)
+        states = self.generator.states(masked.inputs, segments, seen, masked.positions)
         logits = self.generator.predict(states).float()
         guesses = self.read(logits, masked, sample=True)
         corrupted = put(ids, masked.positions, guesses.samples, masked.drawn)
         replaced = corrupted != ids
 
-        scores = self.discriminator(corrupted, segments, real).float()
+        scores = self.discriminator(corrupted, segments, seen).float()
         bce = F.binary_cross_entropy_with_logits(scores, replaced.float(), reduction="none")
         detection_loss = (bce * real).sum()
 

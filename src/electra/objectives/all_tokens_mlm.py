@@ -58,12 +58,12 @@ class AllTokensMlm(ReplaceMlm):
 
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
         c = self.config
-        ids, segments, real = batch
+        ids, segments, real, seen = batch
         guesses = self.fill(batch, masked)
         corrupted = put(ids, masked.positions, guesses.samples, masked.drawn)
         replaced = corrupted != ids
 
-        hidden = self.mlm.encoder(corrupted, segments, real)
+        hidden = self.mlm.encoder(corrupted, segments, seen)
         said = self.say(hidden, batch, corrupted)
         copy = self.gate(hidden).squeeze(-1).float()  # (batch, length) the logit of D
         nll = -mixture(copy, said.true, replaced)

@@ -5,6 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+BEHIND = 1 << 20
+"""The number of padding, as if it were the last document of its row."""
+
 
 class Batch(NamedTuple):
     """One batch of text; every field is (batch, length)."""
@@ -13,11 +16,19 @@ class Batch(NamedTuple):
     segments: Tensor
     real: Tensor
     """True for tokens, False for padding."""
+    seen: Tensor
+    """What attention goes by: `real`, or the number of each token's document in its row."""
 
 
-def unpack(rows: Tensor) -> Batch:
-    """Split stored rows: ids, then the end of the first segment, then the end of the text."""
+def unpack(rows: Tensor, start: int | None = None) -> Batch:
+    """Split stored rows: ids, then the end of the first segment, then the end of the text.
+
+    `start` is the token that begins a document, where documents shall not see each other.
+    """
     ids, first, total = rows[:, :-2].long(), rows[:, -2:-1], rows[:, -1:]
     place = torch.arange(ids.shape[1], device=rows.device)
     real = place < total
-    return Batch(ids, ((place >= first) & real).long(), real)
+    seen = real
+    if start is not None:
+        seen = torch.where(real, (ids == start).cumsum(1), BEHIND)
+    return Batch(ids, ((place >= first) & real).long(), real, seen)

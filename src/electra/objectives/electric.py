@@ -43,7 +43,7 @@ class Electric(Objective):
 
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
         c = self.config
-        ids, segments, real = batch
+        ids, segments, real, _ = batch
         words = real & self.maskable[ids]
         logits = self.generator(ids, segments, real).float()  # (batch, length, vocabulary)
         cloze = F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none").view_as(ids)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from electra.models.electra import Discriminator, Generator
 from electra.models.simple import FrequencyGenerator
-from electra.objectives.batch import Batch
+from electra.objectives.batch import Batch, unpack
 from electra.objectives.corrupt import Masked, Rate, mask_tokens, sample_tokens
 from electra.objectives.settings import ObjectiveConfig
 
@@ -56,6 +56,8 @@ class Objective(nn.Module):
         self.config = config
         self.mask_id = ids.mask
         self.rate: Rate = config.mask_rate
+        self.start: int | None = None
+        """What a document begins with, where documents in a row shall not see each other."""
         maskable = torch.ones(rows, dtype=torch.bool)
         maskable[list(ids.special)] = False
         self.maskable: Tensor
@@ -78,6 +80,10 @@ class Objective(nn.Module):
     def phase(self, progress: float) -> float:
         """Progress within the present stage, which schedule and watch go by."""
         return progress
+
+    def unpack(self, rows: Tensor) -> Batch:
+        """A batch from stored rows."""
+        return unpack(rows, self.start)
 
     def mask(self, batch: Batch) -> Masked:
         """The generator's exercise for a whole batch, before it is cut into micro-batches."""
@@ -108,7 +114,7 @@ class Objective(nn.Module):
         sample: bool,
     ) -> Guesses:
         """What `network` makes of the drawn positions of its inputs."""
-        logits = network(inputs, batch.segments, batch.real, masked.positions).float()
+        logits = network(inputs, batch.segments, batch.seen, masked.positions).float()
         return self.read(logits, masked, sample=sample)
 
     def read(self, logits: Tensor, masked: Masked, *, sample: bool) -> Guesses:

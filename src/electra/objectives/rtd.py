@@ -63,13 +63,13 @@ class ReplacedTokenDetection(Corrupting):
         the micro-batches' gradients the gradient of the batch.
         """
         c = self.config
-        ids, segments, real = batch
+        ids, segments, real, seen = batch
         # One pass serves the loss and the sample, dropout included.
         guesses = self.fill(batch, masked)
         corrupted = put(ids, masked.positions, guesses.samples, masked.drawn)
         replaced = corrupted != ids  # a correct guess counts as original
 
-        scores = self.discriminator(corrupted, segments, real).float()
+        scores = self.discriminator(corrupted, segments, seen).float()
         bce = F.binary_cross_entropy_with_logits(scores, replaced.float(), reduction="none")
         detection_loss = (bce * real).sum()
 

@@ -20,7 +20,7 @@ class MaskedTokenDetection(ReplacedTokenDetection):
         replaced = corrupted != batch.ids
         judged = at_positions(masked, batch.ids.shape[1])
 
-        scores = self.discriminator(corrupted, batch.segments, batch.real).float()
+        scores = self.discriminator(corrupted, batch.segments, batch.seen).float()
         bce = F.binary_cross_entropy_with_logits(scores, replaced.float(), reduction="none")
         detection_loss = (bce * judged).sum()
         generated = c.generator_weight * guesses.loss / totals[0]

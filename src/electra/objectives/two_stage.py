@@ -89,12 +89,12 @@ class TwoStage(ReplacedTokenDetection):
 
     def detect(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
         """The second stage: the detection loss alone."""
-        ids, segments, real = batch
+        ids, segments, real, seen = batch
         with torch.no_grad():
             guesses = self.fill(batch, masked)
         corrupted = put(ids, masked.positions, guesses.samples, masked.drawn)
         replaced = corrupted != ids
-        scores = self.discriminator(corrupted, segments, real).float()
+        scores = self.discriminator(corrupted, segments, seen).float()
         bce = F.binary_cross_entropy_with_logits(scores, replaced.float(), reduction="none")
         detection_loss = (bce * real).sum()
         with torch.no_grad():

@@ -27,6 +27,8 @@ class DataConfig:
     """Tokens in a row; it must be the length that the data was prepared with."""
     batch: int = 128
     """Rows in a step, all micro-batches together."""
+    documents: bool = False
+    """Documents that share a row do not see each other; for rows of --layout packed."""
 
     def __post_init__(self) -> None:
         if self.batch < 1:

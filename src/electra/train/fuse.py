@@ -46,7 +46,7 @@ def _guess(
     if not isinstance(network, Generator):
         return type(objective).guess(objective, network, inputs, batch, masked, sample=sample)
     c = objective.config
-    states = network.states(inputs, batch.segments, batch.real, masked.positions)
+    states = network.states(inputs, batch.segments, batch.seen, masked.positions)
     guesses = encode.guess(
         network, states, masked.originals, masked.drawn, c.temperature, c.exclude_true
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from electra.errors import UserError
-from electra.objectives.batch import Batch, unpack
+from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
 from electra.objectives.objective import Objective, Outcome
 from electra.optim.adam import PaperAdam
@@ -147,7 +147,7 @@ def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
 
 def step(run: Run, rows: Tensor, rate: float | Tensor) -> Tensor:
     """One update of the networks from one batch; returns its sums and the gradient's norm."""
-    batch = unpack(rows)
+    batch = run.objective.unpack(rows)
     masked = run.objective.mask(batch)
     sums = backward(run, batch, masked)
     norm = run.optimizer.step(rate)
@@ -163,7 +163,7 @@ def backward(run: Run, batch: Batch, masked: Masked) -> Tensor:
     for part in parts:
         # No cache of casts: a weight is used once, and a graph must not see another one's copies.
         with autocast(run.device, run.dtype, cache=False):
-            outcome = run.forward(Batch(*part[:3]), Masked(*part[3:]), totals)
+            outcome = run.forward(Batch(*part[:4]), Masked(*part[4:]), totals)
         outcome.loss.backward()
         sums += outcome.sums
     return sums
@@ -183,7 +183,7 @@ def dry_run(run: Run, rows: Tensor) -> None:
             # The graph keeps its memory, so held-out text needs room beside it
             validate(run.objective, run.held_out[: run.micro_batch], run.micro_batch, run.dtype)
             return
-        batch = unpack(rows)
+        batch = run.objective.unpack(rows)
         for _ in run.objective.stages():
             backward(run, batch, run.objective.mask(batch))
         for p in run.objective.parameters():

@@ -60,6 +60,11 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         parse_budget(self.train.budget)
         check_together(self.objective, self.generator)
+        if self.data.documents and self.objective.kind == "electric":
+            raise UserError(
+                "The two towers of objective.kind=electric read a row as one text: leave out "
+                "data.documents."
+            )
         if self.data.batch % self.train.accumulate:
             divisors = [n for n in range(1, self.data.batch + 1) if self.data.batch % n == 0]
             near = sorted(divisors, key=lambda n: abs(n - self.train.accumulate))[:3]
@@ -143,7 +148,9 @@ def check_same(stored: PretrainConfig, wanted: PretrainConfig) -> None:
 def build_objective(config: PretrainConfig, vocab: Vocabulary) -> Objective:
     """The networks with their initial weights, and the loss."""
     ids = Ids(vocab.mask, vocab.special, vocab.absent)
-    return build(config.objective, config.model, config.generator, ids)
+    objective = build(config.objective, config.model, config.generator, ids)
+    objective.start = vocab.cls if config.data.documents else None
+    return objective
 
 
 def run_loop(

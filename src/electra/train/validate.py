@@ -5,7 +5,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from electra.objectives.batch import unpack
 from electra.objectives.objective import Objective
 from electra.text.shards import Shards
 from electra.train.device import autocast, random_state, set_random_state
@@ -26,7 +25,7 @@ def validate(
     sums = torch.zeros(len(objective.names), device=device)
     scores, replaced = [], []
     for part in rows.split(micro_batch):
-        batch = unpack(part.to(device))
+        batch = objective.unpack(part.to(device))
         masked = objective.mask(batch)
         with autocast(device, dtype):
             outcome = objective(batch, masked, objective.totals(batch, masked))

@@ -109,7 +109,7 @@ def test_dropout_in_training_and_none_in_evaluation(make, text):
 
     def passes(seed: int):
         torch.manual_seed(seed)
-        return [objective.discriminator(*batch) for _ in range(2)]
+        return [objective.discriminator(*batch[:3]) for _ in range(2)]
 
     (first, second), again = passes(8), passes(8)
     assert not torch.allclose(first, second, rtol=1e-3)
@@ -132,9 +132,9 @@ def test_each_dropout_has_its_own_rate(make, text, monkeypatch):
     for p, attention_p in ((0.5, 0.1), (0.0, 0.5)):
         sizes = {"dropout": p, "attention_dropout": attention_p}
         encoder = make("rtd", model=sizes).train().discriminator.encoder
-        first, second = (encode(encoder, *batch) for _ in range(2))
+        first, second = (encode(encoder, *batch[:3]) for _ in range(2))
         assert torch.equal(first, second) == (p == 0)
-        encode(encoder.eval(), *batch)
+        encode(encoder.eval(), *batch[:3])
     rates = [(shape.dropout, shape.attention_dropout) for shape in shapes]
     assert rates == [(0.5, 0.1)] * 2 + [(0.0, 0.0)] + [(0.0, 0.5)] * 2 + [(0.0, 0.0)]
 
@@ -162,13 +162,32 @@ def test_padding_changes_nothing(make, text, agreed, ask, near):
 def test_a_row_means_the_same_without_its_padding(length, make, text, near):
     """And without `real`, which says that nothing is padding; as the plain network says."""
     objective, batch = make("rtd").eval(), text(3, length, WORDS)
-    wanted = objective.discriminator(*batch)
+    wanted = objective.discriminator(*batch[:3])
     fuse_(objective)
-    scores = objective.discriminator(*batch)
+    scores = objective.discriminator(*batch[:3])
     near(scores[batch.real], wanted[batch.real])
     end = int(batch.real[2].sum())
     assert end < length
     near(objective.discriminator(batch.ids[2:, :end], batch.segments[2:, :end]), scores[2:, :end])
+
+
+def test_documents_in_a_row_as_the_plain_network_sees_them(make, text, ask, agreed, near):
+    objective, batch = make("rtd"), text(3, 140, WORDS)
+    marks = batch.ids.clone()
+    marks[:, [30, 31, 100]] = 2
+    rows = torch.cat([marks, batch.real.sum(1)[:, None].repeat(1, 2)], 1)
+    objective.start = 2
+    batch = objective.unpack(rows)
+    assert batch.seen.unique().numel() > 3
+    masked = objective.mask(batch)
+    agreed(masked, WORDS)
+    wanted, grads = ask(objective, batch, masked)
+    fuse_(objective)
+    found, others = ask(objective, batch, masked)
+    near(found.loss, wanted.loss)
+    near(found.scores[batch.real], wanted.scores[batch.real])
+    for name, grad in grads.items():
+        near(others[name], grad, name)
 
 
 def test_no_gradient_where_none_is_wanted(make, text):
@@ -180,7 +199,7 @@ def test_no_gradient_where_none_is_wanted(make, text):
     assert not outcome.loss.requires_grad
     objective.requires_grad_(False)
     objective.discriminator.score.requires_grad_(True)
-    objective.discriminator(*batch).sum().backward()
+    objective.discriminator(*batch[:3]).sum().backward()
     given = {n for n, p in objective.named_parameters() if p.grad is not None}
     assert given == {"discriminator.score.weight", "discriminator.score.bias"}
 
@@ -209,12 +228,12 @@ def test_state_and_names_stay(make):
 def test_a_copy_has_its_own_weights(make, text, near):
     objective, batch = make("rtd").eval(), text(2, 24, WORDS)
     fuse_(objective)
-    wanted = objective.discriminator(*batch)
+    wanted = objective.discriminator(*batch[:3])
     twin = copy.deepcopy(objective)
     with torch.no_grad():
         for p in objective.parameters():
             p.zero_()
-    near(twin.discriminator(*batch), wanted)
+    near(twin.discriminator(*batch[:3]), wanted)
     masked = twin.mask(batch)
     twin(batch, masked, twin.totals(batch, masked)).loss.backward()
     assert all(p.grad is None for p in objective.parameters())

@@ -29,7 +29,7 @@ def encode(
     *,
     recompute: bool = False,
 ) -> Tensor:
-    """What `Encoder.forward` computes, for rows whose padding stands at their ends.
+    """What `Encoder.forward` computes, for rows with padding at the end and ascending documents.
 
     differs from it in what padding sees: itself, not the text. Nothing looks at padding.
     """
@@ -45,7 +45,10 @@ def encode(
     norm = block.norm
     x = Embed.apply(ids, segments, *tables, norm.weight, norm.bias, norm.eps, p, dtype)
     x = encoder.project(x)
-    documents = torch.zeros_like(ids, dtype=torch.int32) if real is None else (~real).int()
+    if real is None:
+        documents = torch.zeros_like(ids, dtype=torch.int32)
+    else:
+        documents = (~real if real.dtype == torch.bool else real).int()
     attention_p = c.attention_dropout if encoder.training else 0.0
     shape = Shape(c.head_count, p, attention_p, norm.eps, recompute)
     params = [layer.get_parameter(name) for layer in encoder.layers for name in NAMES]
