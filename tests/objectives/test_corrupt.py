@@ -140,6 +140,23 @@ def test_unknown_words_are_maskable_as_in_the_original():
     assert m.drawn.all()
 
 
+@pytest.mark.parametrize("words", [96, 1536, 1501])
+def test_samples_of_many_words_follow_the_softmax(words):
+    """In several groups, in one, and with one word to a group; some words have no chance."""
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(words)
+    logits[::7] = float("-inf")
+    found = torch.bincount(sample_tokens(logits.expand(20_000, words), 1.0), minlength=words)
+    assert len(found) == words
+    expected = 20_000 * logits.softmax(0)
+    assert found[expected == 0].sum() == 0
+    often = expected > 5
+    rest = [found[~often].sum(), expected[~often].sum()]
+    squares = ((found - expected) ** 2 / expected)[often].sum() + (rest[0] - rest[1]) ** 2 / rest[1]
+    free = int(often.sum())
+    assert squares < free + 4 * (2 * free) ** 0.5  # mean and spread of chi-square
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_samples_follow_the_softmax(temperature):
     from scipy.stats import chisquare

@@ -86,13 +86,29 @@ def mask_tokens(
 
 
 def sample_tokens(logits: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:
-    """One token per position from softmax(logits / temperature): Gumbel-max, in fp32."""
+    """One token per position from softmax(logits / temperature), in fp32.
+
+    A group of words is drawn, then a word of it: two random numbers for a position. One for each
+    word, as Gumbel noise needs, took a tenth of a step's time on a CPU.
+    """
     scores = logits.detach().float() / temperature
     if excluded is not None:
         scores = scores.scatter(-1, excluded[..., None], float("-inf"))
-    # -log(exponential) is Gumbel noise; the floor keeps a zero draw from becoming infinity
-    exponential = torch.empty_like(scores).exponential_().clamp_min_(1e-30)
-    return (scores - exponential.log_()).argmax(-1)
+    odds = scores.softmax(-1)
+    size = math.gcd(odds.shape[-1], 1024)
+    odds = odds.unflatten(-1, (-1, size))  # (…, groups, words of a group)
+    group = draw(odds.sum(-1))
+    index = group[..., None, None].expand(*group.shape, 1, size)
+    return group * size + draw(odds.gather(-2, index).squeeze(-2))
+
+
+def draw(weights: Tensor) -> Tensor:
+    """An index for each row, with chances in proportion to its weights."""
+    ladder = weights.cumsum(-1)
+    # A little below 1, so that the product is below the end of the ladder after rounding too:
+    # a step of the ladder that the aim lies on has a weight above 0.
+    height = torch.rand(ladder.shape[:-1], device=ladder.device) * (1 - 2**-22)
+    return (ladder <= (height * ladder[..., -1])[..., None]).sum(-1)
 
 
 def put(ids: Tensor, positions: Tensor, tokens: Tensor, where: Tensor) -> Tensor:

@@ -1,18 +1,32 @@
-"""Put the kernels under an objective: the same networks and the same loss, faster."""
+"""Put faster code under an objective: the same networks and the same loss."""
 
 import importlib.util
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from electra.models.dropout import attend, drop
 from electra.models.electra import Discriminator, Generator
-from electra.models.encoder import Encoder
+from electra.models.encoder import Attention, Encoder
 from electra.models.simple import FrequencyGenerator
 from electra.objectives.all_tokens_mlm import AllTokensMlm, Said
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
 from electra.objectives.objective import Guesses, Objective
+
+
+def lighten_(objective: Objective) -> None:
+    """Cheaper dropout, for the CPU."""
+    for module in objective.modules():
+        if isinstance(module, nn.Dropout) and module.p:
+            _become(module, "forward", partial(_drop, module))
+        elif isinstance(module, Attention) and module.dropout:
+            _become(module, "forward", partial(attend, module))
+
+
+def _drop(module: nn.Dropout, x: Tensor) -> Tensor:
+    return drop(x, module.p, module.training)
 
 
 def fuse_(objective: Objective, *, recompute: bool = False) -> None:

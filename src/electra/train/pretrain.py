@@ -30,7 +30,7 @@ from electra.train.checkpoint import TrainState
 from electra.train.data import DataConfig, held_out_rows, open_data, rows_at, stream
 from electra.train.device import choose_device, choose_precision, measure_peak
 from electra.train.folder import StopRequest, run_folder
-from electra.train.fuse import fuse_
+from electra.train.fuse import fuse_, lighten_
 from electra.train.live import LiveView
 from electra.train.loop import LoopConfig, Run, dry_run, train
 from electra.train.record import Record, open_tracker, read_metrics
@@ -208,6 +208,8 @@ def opened(
         count_words(objective, shards)
     if loop.kernels and not loop.compile and device.type == "cuda" and dtype == torch.bfloat16:
         fuse_(objective, recompute=loop.recompute)
+    elif device.type == "cpu" and not loop.compile:
+        lighten_(objective)
     record.rewind(state.step)
     sample = rows_at(shards, 0, min(4096, shards.rows("train")), config.train.seed)
     length, kind = config.data.length, config.objective.kind
