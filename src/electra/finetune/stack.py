@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from electra.models.dropout import attend
 from electra.models.encoder import Attention, Embeddings
 
 M = TypeVar("M", bound=nn.Module)
@@ -151,10 +152,7 @@ class StackedAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if not self.training or not self.dropout.threshold:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, float("-inf"))
-        return self.dropout(scores.softmax(-1)) @ v
+        return attend(q, k, v, mask, self.dropout)
 
 
 def stack(networks: Sequence[M], noise: Noise) -> M:

@@ -3,10 +3,10 @@
 torch draws one for each element; here one draw of 64 bits serves four elements.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-
-from electra.models.encoder import Attention
 
 
 def drop(x: Tensor, p: float, training: bool) -> Tensor:
@@ -20,9 +20,11 @@ def drop(x: Tensor, p: float, training: bool) -> Tensor:
     return x * keep.to(x.dtype).mul_(65536 / (65536 - threshold))
 
 
-def attend(attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """What `Attention.forward` does, with this dropout."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropped: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """What `Attention` of the encoder does, written out for another dropout than torch's."""
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    return drop(scores.softmax(-1), attention.dropout, attention.training) @ v
+    return dropped(scores.softmax(-1)) @ v

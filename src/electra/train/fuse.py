@@ -22,11 +22,15 @@ def lighten_(objective: Objective) -> None:
         if isinstance(module, nn.Dropout) and module.p:
             _become(module, "forward", partial(_drop, module))
         elif isinstance(module, Attention) and module.dropout:
-            _become(module, "forward", partial(attend, module))
+            _become(module, "forward", partial(_attend, module))
 
 
 def _drop(module: nn.Dropout, x: Tensor) -> Tensor:
     return drop(x, module.p, module.training)
+
+
+def _attend(module: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    return attend(q, k, v, mask, lambda x: drop(x, module.dropout, module.training))
 
 
 def fuse_(objective: Objective, *, recompute: bool = False) -> None:
