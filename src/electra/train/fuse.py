@@ -30,7 +30,9 @@ def _drop(module: nn.Dropout, x: Tensor) -> Tensor:
 
 
 def _attend(module: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    return attend(q, k, v, mask, lambda x: drop(x, module.dropout, module.training))
+    if not module.training:
+        return Attention.forward(module, q, k, v, mask)
+    return attend(q, k, v, mask, lambda x: drop(x, module.dropout, training=True))
 
 
 def fuse_(objective: Objective, *, recompute: bool = False) -> None:
