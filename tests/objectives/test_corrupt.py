@@ -142,7 +142,7 @@ def test_unknown_words_are_maskable_as_in_the_original():
 
 @pytest.mark.parametrize("words", [96, 1536, 1501])
 def test_samples_of_many_words_follow_the_softmax(words):
-    """In several groups, in one, and with one word to a group; some words have no chance."""
+    """A few words to a group, many, and one; some words have no chance."""
     torch.manual_seed(0)
     logits = 3 * torch.randn(words)
     logits[::7] = float("-inf")

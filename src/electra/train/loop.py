@@ -160,10 +160,11 @@ def backward(run: Run, batch: Batch, masked: Masked) -> Tensor:
     totals = run.objective.totals(batch, masked)
     sums = torch.zeros(len(run.objective.names), device=run.device)
     parts = zip(*(t.split(run.micro_batch) for t in (*batch, *masked)), strict=True)
+    own = len(batch)  # a batch's tensors come first, then the exercise's
     for part in parts:
         # No cache of casts: a weight is used once, and a graph must not see another one's copies.
         with autocast(run.device, run.dtype, cache=False):
-            outcome = run.forward(Batch(*part[:4]), Masked(*part[4:]), totals)
+            outcome = run.forward(Batch(*part[:own]), Masked(*part[own:]), totals)
         outcome.loss.backward()
         sums += outcome.sums
     return sums

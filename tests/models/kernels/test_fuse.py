@@ -190,6 +190,20 @@ def test_documents_in_a_row_as_the_plain_network_sees_them(make, text, ask, agre
         near(others[name], grad, name)
 
 
+def test_what_the_softmax_of_all_tokens_mlm_says(make, text, normal, near):
+    objective, batch = make("all-tokens-mlm"), text(3, 24, WORDS)
+    corrupted = torch.where(batch.ids % 2 == 0, batch.ids, batch.ids.roll(1, 1))
+    hidden = normal(3, 24, objective.mlm.encoder.config.hidden)
+    wanted = objective.say(hidden, batch, corrupted)
+    fuse_(objective)
+    found = objective.say(hidden, batch, corrupted)
+    near(found.true[batch.real], wanted.true[batch.real])
+    near(found.here, wanted.here)
+    near(found.best, wanted.best)
+    assert torch.equal(found.word, wanted.word)
+    assert (found.best - found.here).abs().max() > 0.01  # they are not the same
+
+
 def test_no_gradient_where_none_is_wanted(make, text):
     objective, batch = make("rtd").eval(), text(2, 24, WORDS)
     fuse_(objective)

@@ -13,6 +13,10 @@ from torch import Tensor
 
 from electra.models.kernels.dropout import draw_seeds, random_bits, threshold
 from electra.models.kernels.launch import programs
+from electra.models.kernels.norm import normalise, normalise_backward, tile
+
+ELEMENTS = 2048
+"""Of a tile."""
 
 
 class Embed(torch.autograd.Function):
@@ -30,7 +34,7 @@ class Embed(torch.autograd.Function):
         normal = torch.empty_like(out)
         scale = torch.empty(rows * length, dtype=torch.float32, device=ids.device)
         (seed,) = draw_seeds(1, ids.device)
-        block, tall = _tile(width)
+        block, tall = tile(width, ELEMENTS)
         embed_kernel[(triton.cdiv(rows * length, tall),)](
             ids, segments, token, position, segment, weight, shift, out, normal, scale, seed,
             rows * length, length, width, eps, threshold(p), 1 / (1 - p), tall, block, num_warps=4,
@@ -47,7 +51,7 @@ class Embed(torch.autograd.Function):
         width = normal.shape[1]
         ends = [size.numel() for size in ctx.sizes]
         parts = torch.zeros(sum(ends), device=ids.device).split(ends)
-        block, tall = _tile(width)
+        block, tall = tile(width, ELEMENTS)
         across = triton.cdiv(length, tall)
         down = programs(rows, ids.device, 4 / across)
         embed_backward_kernel[(across, down)](
@@ -56,11 +60,6 @@ class Embed(torch.autograd.Function):
         )  # fmt: skip
         tables = [part.view(size) for part, size in zip(parts, ctx.sizes, strict=True)]
         return None, None, *tables, None, None, None
-
-
-def _tile(width: int) -> tuple[int, int]:
-    block = triton.next_power_of_2(width)
-    return block, max(1, 2048 // block)
 
 
 @triton.jit
@@ -78,10 +77,7 @@ def embed_kernel(
     z = tl.load(token + word[:, None] * width + col[None, :], here, 0.0)
     z += tl.load(segment + side[:, None] * width + col[None, :], here, 0.0)
     z += tl.load(position + (row % length)[:, None] * width + col[None, :], here, 0.0)
-    z -= (tl.sum(z, 1) / width)[:, None]
-    z = tl.where(here, z, 0.0)
-    inverse = 1 / tl.sqrt(tl.sum(z * z, 1) / width + eps)
-    z *= inverse[:, None]
+    z, inverse = normalise(z, here, width, eps)
     at = row[:, None] * width + col[None, :]
     tl.store(normal + at, z, here)
     tl.store(scale + row, inverse, valid)
@@ -118,10 +114,7 @@ def embed_backward_kernel(
         n = tl.load(normal + at, here, 0.0).to(tl.float32)
         by_weight += tl.sum(g * n, 0)
         by_shift += tl.sum(g, 0)
-        g *= gain
-        along = tl.sum(g * n, 1) / width
-        g -= (tl.sum(g, 1) / width)[:, None] + n * along[:, None]
-        g *= tl.load(scale + row, valid, 0.0)[:, None]
+        g = normalise_backward(g * gain, n, tl.load(scale + row, valid, 0.0), width)
         g = tl.where(here, g, 0.0)
         at_position += g
         side = tl.load(segments + row, valid, 0)

@@ -1,4 +1,4 @@
-"""An encoder's forward pass through the kernels."""
+"""The networks' forward passes through the kernels."""
 
 import torch
 import torch.nn.functional as F

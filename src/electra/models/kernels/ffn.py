@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.models.kernels.gelu import HALF_LOG2, share_below
+from electra.models.kernels.gelu import bell_at, share_below, slope_at
 from electra.models.kernels.launch import programs
 
 DEEPEST = 256
@@ -80,9 +80,9 @@ def contract_backward_kernel(
         here = (row < rows) & inside[None, None, :]
         to = row * width + col[None, None, :]
         z = tl.load(inner + to, here, 0.0).to(tl.float32) + offset
-        bell = tl.exp2(z * z * HALF_LOG2)
+        bell = bell_at(z)
         share = share_below(z, bell)
-        g = g.to(tl.float32) * (share + z * 0.3989422804014327 * bell)
+        g = g.to(tl.float32) * slope_at(z, share, bell)
         tl.store(of_inner + to, g, here)
         tl.store(active + to, z * share, here)
         of_bias += tl.sum(g, 1)

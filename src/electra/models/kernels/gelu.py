@@ -9,8 +9,6 @@ from electra.models.kernels.launch import programs
 
 TALL, WIDE = 16, 128
 """Rows and columns of a tile."""
-HALF_LOG2 = tl.constexpr(-0.7213475204444817)
-"""exp(-x / 2) is exp2 of this times x."""
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
@@ -38,8 +36,20 @@ def gelu_parts(rows: int, width: int, device: torch.device) -> int:
 
 
 @triton.jit
+def bell_at(z):
+    """exp(-z^2 / 2), of which both functions below are made."""
+    return tl.exp2(z * z * -0.7213475204444817)
+
+
+@triton.jit
+def slope_at(z, share, bell):
+    """The derivative of z times the normal distribution's share below z."""
+    return share + z * 0.3989422804014327 * bell
+
+
+@triton.jit
 def share_below(z, bell):
-    """The normal distribution's, from exp(-z^2 / 2), which the gradient needs too.
+    """The normal distribution's share below z.
 
     Abramowitz and Stegun's formula 7.1.26, off by some 1e-7: the exact function would take longer
     than the memory does.
@@ -60,7 +70,7 @@ def bias_gelu_kernel(x, bias, out, rows, width, TALL: tl.constexpr, WIDE: tl.con
     at = row[:, None] * width + col[None, :]
     z = tl.load(x + at, here, 0.0).to(tl.float32)
     z += tl.load(bias + col, col < width, 0.0)[None, :]
-    tl.store(out + at, z * share_below(z, tl.exp2(z * z * HALF_LOG2)), here)
+    tl.store(out + at, z * share_below(z, bell_at(z)), here)
 
 
 @triton.jit
@@ -75,11 +85,10 @@ def bias_gelu_backward_kernel(
         here = (row < rows)[:, None] & (col < width)[None, :]
         at = row[:, None] * width + col[None, :]
         z = tl.load(x + at, here, 0.0).to(tl.float32) + offset
-        bell = tl.exp2(z * z * HALF_LOG2)
+        bell = bell_at(z)
         share = share_below(z, bell)
         tl.store(out + at, z * share, here)
-        slope = share + z * 0.3989422804014327 * bell
-        g = tl.load(grad + at, here, 0.0).to(tl.float32) * slope
+        g = tl.load(grad + at, here, 0.0).to(tl.float32) * slope_at(z, share, bell)
         tl.store(grad + at, g, here)
         of_bias += g
     tl.store(sums + tl.program_id(1) * width + col, tl.sum(of_bias, 0), col < width)

@@ -50,10 +50,27 @@ def norm_parts(rows: int, width: int, device: torch.device) -> int:
     return programs(triton.cdiv(rows, tile(width)[1]), device, 2)
 
 
-def tile(width: int) -> tuple[int, int]:
+def tile(width: int, elements: int = 0) -> tuple[int, int]:
     """Columns, all of a row's and more where it is no power of two, and rows of a tile."""
     block = triton.next_power_of_2(width)
-    return block, max(1, ELEMENTS // block)
+    return block, max(1, (elements or ELEMENTS) // block)
+
+
+@triton.jit
+def normalise(z, here, width, eps):
+    """Rows with mean 0 and variance 1, and the inverse of the deviations that they had."""
+    z -= (tl.sum(z, 1) / width)[:, None]
+    z = tl.where(here, z, 0.0)
+    inverse = 1 / tl.sqrt(tl.sum(z * z, 1) / width + eps)
+    return z * inverse[:, None], inverse
+
+
+@triton.jit
+def normalise_backward(g, n, inverse, width):
+    """The gradient of what became `n`, from that of `n`."""
+    along = tl.sum(g * n, 1) / width
+    g -= (tl.sum(g, 1) / width)[:, None] + n * along[:, None]
+    return g * inverse[:, None]
 
 
 @triton.jit
@@ -70,10 +87,7 @@ def add_norm_kernel(
     if drop > 0:
         z = tl.where(random_bits(at, seed) >= drop, z * rescale, 0.0)
     z += tl.load(residual + at, here, 0.0).to(tl.float32)
-    z -= (tl.sum(z, 1) / width)[:, None]
-    z = tl.where(here, z, 0.0)
-    inverse = 1 / tl.sqrt(tl.sum(z * z, 1) / width + eps)
-    z *= inverse[:, None]
+    z, inverse = normalise(z, here, width, eps)
     gain = tl.load(weight + col, col < width, 0.0)[None, :]
     move = tl.load(shift + col, col < width, 0.0)[None, :]
     tl.store(normal + at, z, here)
@@ -99,10 +113,7 @@ def add_norm_backward_kernel(
         n = tl.load(normal + at, here, 0.0).to(tl.float32)
         of_weight += g * n
         of_shift += g
-        g *= gain
-        along = tl.sum(g * n, 1) / width
-        g -= (tl.sum(g, 1) / width)[:, None] + n * along[:, None]
-        g *= tl.load(scale + row, row < rows, 0.0)[:, None]
+        g = normalise_backward(g * gain, n, tl.load(scale + row, row < rows, 0.0), width)
         tl.store(residual + at, g, here)
         if drop > 0:
             g = tl.where(random_bits(at, seed) >= drop, g * rescale, 0.0)

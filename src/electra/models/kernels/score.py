@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from electra.models.kernels.body import cast_all, product
-from electra.models.kernels.gelu import HALF_LOG2, share_below
+from electra.models.kernels.gelu import bell_at, share_below, slope_at
 from electra.models.kernels.norm import norm_parts, tile
 
 
@@ -53,7 +53,7 @@ def score_kernel(
     here = (row < rows)[:, None] & (col < width)[None, :]
     z = tl.load(inner + row[:, None] * width + col[None, :], here, 0.0).to(tl.float32)
     z += tl.load(bias + col, col < width, 0.0)[None, :]
-    active = z * share_below(z, tl.exp2(z * z * HALF_LOG2))
+    active = z * share_below(z, bell_at(z))
     active *= tl.load(weight + col, col < width, 0.0)[None, :]
     tl.store(out + row, tl.sum(active, 1) + tl.load(shift), row < rows)
 
@@ -73,10 +73,10 @@ def score_backward_kernel(
         at = row[:, None] * width + col[None, :]
         g = tl.load(grad + row, row < rows, 0.0)[:, None]
         z = tl.load(inner + at, here, 0.0).to(tl.float32) + offset
-        bell = tl.exp2(z * z * HALF_LOG2)
+        bell = bell_at(z)
         share = share_below(z, bell)
         of_weight += g * z * share
-        g = g * gain * (share + z * 0.3989422804014327 * bell)
+        g = g * gain * slope_at(z, share, bell)
         tl.store(of_inner + at, g, here)
         of_bias += g
     to = sums + tl.program_id(0) * 2 * width + col
