@@ -185,6 +185,38 @@ def test_more_seeds_and_more_scores(electra, command, started, tmp_path):
         assert (row["lowest"], row["highest"]) == (f"{min(scores):.1f}", f"{max(scores):.1f}")
 
 
+def test_some_arms_and_cells_of_other_studies(electra, refused, command, started, tmp_path):
+    def into(out, *words):
+        return [out if word == tmp_path / "study" else word for word in words]
+
+    words = command("tying", "--blimp-pairs", 2, score="blimp", budget="4e8flops")
+    code, shown, err = electra(*into(tmp_path / "part", *words, "--arms", "Embeddings, all"))
+    assert code == 0, err
+    assert started == ["embeddings-0", "all-0"]
+    assert list(table(shown)) == ["embeddings", "all"]
+    # An equal generator that shares its embeddings is an arm of another study, too
+    sizes = command("generator-size", score="blimp", budget="4e8flops")
+    reuse = ("--reuse", tmp_path / "part")
+    asked = ("--blimp-pairs", 2, "--arms", "width 1,unigram", *reuse)
+    code, shown, err = electra(*into(tmp_path / "sizes", *sizes, *asked))
+    assert code == 0, err
+    assert "width 1, seed 0: done before, and kept" in err
+    assert started[2:] == ["unigram-0"]
+    first, last = results(tmp_path / "sizes")
+    assert (first["study"], first["arm"]) == ("generator-size", "width 1")
+    assert first["scores"] == results(tmp_path / "part")[0]["scores"]
+    assert last["arm"] == "unigram"
+    # What was asked otherwise, or trained otherwise, is not taken
+    for name, more in (
+        ("pairs", ("--blimp-pairs", 3)),
+        ("rate", ("--blimp-pairs", 2, "optim.lr=1e-3")),
+    ):
+        assert electra(*into(tmp_path / name, *sizes, *more, "--arms", "width 1", *reuse))[0] == 0
+        assert started.pop() == "width-1-0"
+    said = refused(*words, "--reuse", tmp_path / "nowhere")
+    assert "no study left its results.jsonl there" in said
+
+
 def test_all_objectives_are_scored_by_the_network_that_is_kept(
     electra, command, tmp_path, monkeypatch
 ):
@@ -245,6 +277,7 @@ def test_other_data_is_refused(electra, refused, command, corpus, tokenizer_fold
         (("--scale", "huge"), "There is no scale 'huge': there are: paper, small, tiny."),
         (("--budget", "20steps"), "equal FLOPs"),
         (("--seeds", "none"), "--seeds"),
+        (("--arms", "non,all"), "tying has no arm 'non': did you mean 'none'?"),
         (("--task", "classify"), "--task-data belong together"),
         (("--tasks", "cola"), "--glue"),
         (("--glue", "nowhere"), "nowhere"),

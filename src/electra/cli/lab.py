@@ -90,6 +90,17 @@ def study(
     seeds: Annotated[
         str, typer.Option(help="Seeds of pre-training: 2 means 0 and 1; 3,7 those two.")
     ] = "2",
+    arms: Annotated[
+        str, typer.Option(help="Only these arms, as  ELECTRA,BERT .", show_default="all")
+    ] = "",
+    reuse: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="The --out of another study, or of a part of this one: cells with the same "
+            "settings, data and scores are taken from it; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
     glue: Annotated[
         Path | None,
         typer.Option(help="Score by GLUE: the folder with its tasks.", show_default=False),
@@ -140,7 +151,7 @@ def study(
     from electra.studies.named import STUDIES, find_study
     from electra.studies.run import run_study
     from electra.studies.score import open_sources
-    from electra.studies.study import SCALES, find_scale, read_budget
+    from electra.studies.study import SCALES, find_scale, only_arms, read_budget
 
     if name is None:
         for known, build in STUDIES.items():
@@ -149,11 +160,13 @@ def study(
     chosen = find_study(name, find_scale(scale))
     if budget is not None:
         chosen = replace(chosen, budget=read_budget(budget))
+    if arms:
+        chosen = only_arms(chosen, _names(arms))
     if data is None or out is None:
         raise UserError("Name the prepared text with --data and a folder with --out.")
     sources = open_sources(
         glue=glue,
-        tasks=[each.strip() for each in tasks.split(",") if each.strip()],
+        tasks=_names(tasks),
         task=task,
         task_data=task_data,
         blimp=blimp,
@@ -169,6 +182,7 @@ def study(
         seeds=read_seeds(seeds),
         changes=settings or [],
         sources=sources,
+        reuse=reuse or [],
         command=shlex.join(["electra", *sys.argv[1:]]),
         console=consoles()[1],
     )
@@ -176,6 +190,10 @@ def study(
         typer.echo((out / "table.md").read_text(encoding="utf-8"))
         typer.echo(f"The page: {out / 'page.md'}")
     raise typer.Exit(code)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def paper_figures() -> list[dict[str, Any]]:

@@ -82,12 +82,14 @@ def run_study(
     seeds: Sequence[int],
     changes: Sequence[str],
     sources: Sequence[Source],
+    reuse: Sequence[Path] = (),
     command: str,
     console: Console,
 ) -> int:
     """Train and score what is missing, and write the page after each cell; returns the exit code.
 
-    Everything that can be refused is refused before anything is trained.
+    Everything that can be refused is refused before anything is trained. Cells that a study in a
+    folder of `reuse` has done are taken over.
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"'{out}' is a file, and --out must be a folder: choose another.")
@@ -100,6 +102,12 @@ def run_study(
             if cell.key in done:
                 check_same(out, [done[cell.key]], cell.facts(shards.digest))
             check_run(cell, shards)
+        others = [r for folder in reuse for r in results_of(folder)]
+        for cell in cells:
+            same = None if cell.key in done else twin(cell, shards, others, sources)
+            if same is not None:
+                done[cell.key] = same
+                add_result(out, same)
         for number, cell in enumerate(cells, 1):
             where = f"cell {number} of {len(cells)}: {cell.arm.name}, seed {cell.seed}"
             found = done.get(cell.key)
@@ -122,6 +130,26 @@ def run_study(
                     study, whole, sources, out, cells=len(cells), command=command, console=console
                 )
     return 0
+
+
+def results_of(folder: Path) -> list[Result]:
+    """The cells that another study has done."""
+    found = read_results(folder)
+    if not found:
+        raise UserError(f"--reuse {folder}: no study left its results.jsonl there.")
+    return found
+
+
+def twin(
+    cell: Cell, shards: Shards, others: Sequence[Result], sources: Sequence[Source]
+) -> Result | None:
+    """A result of the same run under another name, with all the scores that are asked for."""
+    facts = cell.facts(shards.digest)
+    for other in others:
+        same = all(other.get(key) == value for key, value in facts.items())
+        if same and all(scored(other, source) for source in sources):
+            return {**other, "study": cell.study, "arm": cell.arm.name}
+    return None
 
 
 def say(console: Console, text: str) -> None:

@@ -92,6 +92,17 @@ def find_scale(name: str) -> Scale:
     return SCALES[name]
 
 
+def only_arms(study: Study, names: Sequence[str]) -> Study:
+    """The study with these of its arms; upper and lower case are the same."""
+    known = {arm.name.lower(): arm for arm in study.arms}
+    for name in names:
+        if name.lower() not in known:
+            told = nearest(name, [arm.name for arm in study.arms])
+            raise UserError(f"{study.name} has no arm '{name}': {told}")
+    wanted = {name.lower() for name in names}
+    return replace(study, arms=tuple(arm for name, arm in known.items() if name in wanted))
+
+
 def row_costs(config: PretrainConfig) -> tuple[int, int]:
     """FLOPs of a row in a step: by our count and by the paper's rules."""
     length, objective = config.data.length, config.objective
