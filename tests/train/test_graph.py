@@ -1,5 +1,7 @@
 """The capture of a step, with a pretended CUDA graph: what is fed in, and what stays as it was."""
 
+import gc
+import weakref
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 
 from electra.config import override
+from electra.optim.adam import PaperAdam
 from electra.train import loop, pretrain
 from electra.train.graph import captured
 
@@ -131,3 +134,37 @@ def test_the_capture_changes_nothing(name, tiny, tmp_path, console, pretend):
             assert torch.equal(tensor, value)
         assert (run.objective.rate, run.objective.second) == (rate, second)
         assert all(p.grad is None for p in run.objective.parameters())
+
+
+@pytest.mark.parametrize(("name", "stages"), [("rtd", 1), ("two stages", 2)])
+def test_what_the_optimizer_settles_lives_as_long_as_the_graph(
+    name, stages, tiny, tmp_path, console, pretend, monkeypatch
+):
+    """Its kernels read it in each replay; it is written when the capture is over."""
+
+    class Table:
+        pass
+
+    told, tables, capture = [], [], Pretended.capture
+
+    def captured(self, *given) -> None:
+        told.append("captured")
+        capture(self, *given)
+
+    def settle(self) -> Table:
+        told.append("settled")
+        table = Table()
+        tables.append(weakref.ref(table))
+        return table
+
+    monkeypatch.setattr(Pretended, "capture", captured)
+    monkeypatch.setattr(PaperAdam, "settle", settle)
+    opening, rows = started(override(tiny, SETTINGS[name]), tmp_path / "run", console)
+    with opening as run:
+        replay = pretend(run, rows[0])
+        gc.collect()
+        assert told == ["captured", "settled"] * stages
+        assert all(table() is not None for table in tables)
+        del replay
+        gc.collect()
+        assert all(table() is None for table in tables)

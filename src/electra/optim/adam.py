@@ -1,10 +1,14 @@
 """The Adam that trained BERT and ELECTRA, and the groups that it is given."""
 
+import importlib.util
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from electra.optim.kernel import Chunks
 
 ENDLESS = 1e9
 """A step count at which Adam's bias correction is exactly 1, that is, there is none."""
@@ -25,10 +29,14 @@ class PaperAdam(torch.optim.Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
         clip: float = float("inf"),
+        kernels: bool = True,
     ) -> None:
+        """`kernels`: within a CUDA graph, take the steps through Triton where that is possible."""
         super().__init__(params, {"betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self.clip = clip
+        self.clip, self.kernels = clip, kernels
         self.count = torch.full((), ENDLESS, device=self.param_groups[0]["params"][0].device)
+        self.chunks: Chunks | None = None
+        """What the kernels work on, from the first step through them on."""
 
     @torch.no_grad()
     def step(self, rate: float | Tensor) -> Tensor:  # type: ignore[override]
@@ -36,6 +44,8 @@ class PaperAdam(torch.optim.Optimizer):
 
         A CUDA graph, in which a number could not change, gives the rate as a tensor in fp32.
         """
+        if isinstance(rate, Tensor) and self.fits():
+            return self.step_through_kernels(rate)
         norm = self.norm()
         scale = (norm / self.clip).clamp(min=1.0).float()  # gradients are divided by it
         update = fused if norm.device.type in ("cpu", "cuda") else written_out
@@ -53,6 +63,50 @@ class PaperAdam(torch.optim.Optimizer):
                     scale,
                 )
         return norm
+
+    def fits(self) -> bool:
+        """Whether the kernels can take the step."""
+        if not self.kernels or importlib.util.find_spec("triton") is None:
+            return False
+        from electra.optim.kernel import aligned
+
+        groups = self.param_groups
+        same = all(group[k] == groups[0][k] for group in groups for k in ("betas", "eps"))
+        tensors = [t for g in groups for p in g["params"] for t in (p, *self.moments(p).values())]
+        return same and all(t.is_cuda and t.dtype == torch.float32 and aligned(t) for t in tensors)
+
+    def step_through_kernels(self, rate: Tensor) -> Tensor:
+        """The same step, of a graph or of those that warm it up.
+
+        A capture cannot copy from the host where its gradients are: it leaves that to `settle`.
+        """
+        from electra.optim.kernel import Chunks, aligned
+
+        every = [(p, group["weight_decay"]) for group in self.param_groups for p in group["params"]]
+        params, decays = zip(*((p, d) for p, d in every if p.grad is not None), strict=True)
+        # A gradient that is a part of a larger tensor may begin anywhere
+        order = torch.contiguous_format
+        grads = [g if aligned(g) else g.clone(memory_format=order) for g in map(_gradient, params)]
+        capturing = torch.cuda.is_current_stream_capturing()
+        if not capturing:
+            moments = [self.moments(p) for p in params]
+            means, squares = ([m[name] for m in moments] for name in ("mean", "square"))
+            self.chunks = Chunks(params, means, squares, decays)
+        assert self.chunks is not None, "a step before the capture makes the table"
+        self.chunks.note(params, grads)
+        if not capturing:
+            self.chunks.fill()
+        group = self.param_groups[0]
+        return self.chunks.step(rate, self.clip, group["betas"], group["eps"])
+
+    def settle(self) -> "Chunks | None":
+        """After a capture: tell its kernels where the gradients are.
+
+        Returns what has to live as long as the graph, which reads it in each replay.
+        """
+        if self.chunks is not None:
+            self.chunks.fill()
+        return self.chunks
 
     def norm(self) -> Tensor:
         """The norm of all gradients together."""

@@ -49,7 +49,7 @@ def captured(
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=side):
                 sums = step(place, rate)
-            graphs[objective.second] = graph, sums
+            graphs[objective.second] = graph, sums, optimizer.settle()
     finally:
         objective.rate = mask_rate
         for moment, value in zip(moments, before, strict=True):
@@ -61,7 +61,7 @@ def captured(
         rate.fill_(now)
         if moving:
             share.fill_(objective.rate)
-        graph, sums = graphs[objective.second]
+        graph, sums, _ = graphs[objective.second]
         graph.replay()
         return sums
 

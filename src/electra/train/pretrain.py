@@ -192,7 +192,9 @@ def opened(
     objective = build_objective(config, vocab).to(device)
     optim, loop = config.optim, config.train
     groups = parameter_groups(objective, optim.weight_decay)
-    optimizer = PaperAdam(groups, betas=optim.betas, eps=optim.eps, clip=optim.clip)
+    optimizer = PaperAdam(
+        groups, betas=optim.betas, eps=optim.eps, clip=optim.clip, kernels=loop.kernels
+    )
     checkpoint.clean(out)
     state = TrainState(data_digest=shards.digest)
     record = Record(out)

@@ -6,6 +6,8 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.models.kernels.attention import (
+    LONG,
+    QUERIES,
     WIDE,
     attend,
     attend_backward,
@@ -18,9 +20,9 @@ from electra.models.kernels.dropout import keep_table
 # Beyond its document a score may be anything, and is thrown away
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp2")
 
-# rows, length, heads, size; rows above 128 need several tiles
-SHAPES = [(2, 5, 3, 16), (2, 40, 2, 32), (1, 40, 1, 128), (2, 128, 1, 64), (2, 150, 1, 16)]
-LONG = (2, 300, 1, 32)
+# rows, length, heads, size; rows above 128 are long, with kernels of their own
+SHORT_ROWS = [(2, 5, 3, 16), (2, 40, 2, 32), (1, 40, 1, 128), (2, 128, 1, 64)]
+LONG_ROWS = [(2, 150, 1, 16), (2, 200, 2, 32), (1, 257, 1, 64), (2, 300, 1, 32), (2, 512, 1, 64)]
 
 
 def papers(rows: int, length: int, device: torch.device) -> torch.Tensor:
@@ -43,10 +45,10 @@ def written_out(qkv, documents, heads, seed, p):
     return (odds @ v).transpose(1, 2).reshape(rows * length, heads * size)
 
 
-@pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize(("rows", "length", "heads", "size"), [*SHAPES, LONG])
-def test_attention(rows, length, heads, size, p, device, seed, normal, near):
-    qkv, documents = normal(rows * length, 3 * heads * size), papers(rows, length, device)
+def agree(documents, heads, size, p, seed, normal, near):
+    """Forward and back, with what is written out."""
+    rows, length = documents.shape
+    qkv = normal(rows * length, 3 * heads * size)
     wanted = written_out(qkv, documents, heads, seed, p)
     found, logs = attend(qkv, documents, heads, seed, p)
     near(found, wanted)
@@ -56,6 +58,23 @@ def test_attention(rows, length, heads, size, p, device, seed, normal, near):
     parts = (t.view(-1, 3, heads * size).unbind(1) for t in (of_qkv, expected))
     for name, a, b in zip(("queries", "keys", "values"), *parts, strict=True):
         near(a, b, name)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize(("rows", "length", "heads", "size"), [*SHORT_ROWS, *LONG_ROWS])
+def test_attention(rows, length, heads, size, p, device, seed, normal, near):
+    agree(papers(rows, length, device), heads, size, p, seed, normal, near)
+
+
+@pytest.mark.parametrize("length", [128, 200, 512])
+def test_texts_of_all_lengths(length, device, seed, normal, near):
+    """A tile may lie in one text, in many, at the beginning or the end of one."""
+    single = torch.zeros(length, dtype=torch.int32)
+    short = torch.arange(length, dtype=torch.int32) // 7
+    mixed = single.clone()
+    for start in (1, 63, 64, 65, 190, 192, 448):
+        mixed[start:] += 1
+    agree(torch.stack([single, short, mixed]).to(device), 1, 32, 0.1, seed, normal, near)
 
 
 @pytest.mark.parametrize("length", [40, 150])
@@ -112,4 +131,10 @@ def test_a_bias_of_all_keys_is_not_seen(p, device, seed, normal, near):
 
 def test_which_heads_fit():
     assert [size for size in range(1, 300) if attention_fits(size)] == [16, 32, 64, 128]
-    assert {length <= WIDE for _, length, *_ in SHAPES} == {True, False}
+
+
+def test_tiles_fit():
+    """What is tested as long is; keys for dropout are made for whole tiles of `WIDE`."""
+    assert max(length for _, length, *_ in SHORT_ROWS) == WIDE
+    assert min(length for _, length, *_ in LONG_ROWS) > WIDE
+    assert WIDE % LONG["WIDE"] == WIDE % QUERIES["WIDE"] == 0

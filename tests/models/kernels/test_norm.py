@@ -45,4 +45,4 @@ def test_a_mean_of_1000_leaves_the_spread(device, seed, normal, near):
     residual = torch.full((8, 48), 1000.0, device=device)
     found, *_ = add_norm(x, zero, residual, (weight, zero, EPS), seed, 0.0)
     exact = (x.detach() + 1000).double()
-    near(found, F.layer_norm(exact, (48,), weight.detach().double()).float(), share=1e-4)
+    near(found, F.layer_norm(exact, (48,), weight.detach().double()).float(), share=3e-4)

@@ -30,8 +30,19 @@ def mix(x):
 def random_bits(index, seed):
     """32 bits for each index, the upper ones better than the lower ones; `seed` points to a row of
     `draw_seeds`. Two keys: with one alone, seeds would give one sequence at different offsets."""
-    low = mix(tl.load(seed).to(tl.uint32))
-    high = mix(tl.load(seed + 1).to(tl.uint32))
+    low, high = bit_keys(seed)
+    return bits_at(index, low, high)
+
+
+@triton.jit
+def bit_keys(seed):
+    """For `bits_at`: once, before a loop, out of which the compiler does not take them."""
+    return mix(tl.load(seed).to(tl.uint32)), mix(tl.load(seed + 1).to(tl.uint32))
+
+
+@triton.jit
+def bits_at(index, low, high):
+    """What `random_bits` gives."""
     return scramble((index.to(tl.uint32) * GOLDEN + low) ^ high)
 
 

@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.models.kernels.dropout import draw_seeds, random_bits, threshold
+from electra.models.kernels.dropout import bit_keys, bits_at, draw_seeds, random_bits, threshold
 from electra.models.kernels.launch import programs
 from electra.models.kernels.norm import normalise, normalise_backward, tile
 
-ELEMENTS = 2048
-"""Of a tile."""
+FORTH, BACK = 2048, 1024
+"""Elements of a tile."""
 
 
 class Embed(torch.autograd.Function):
@@ -34,7 +34,7 @@ class Embed(torch.autograd.Function):
         normal = torch.empty_like(out)
         scale = torch.empty(rows * length, dtype=torch.float32, device=ids.device)
         (seed,) = draw_seeds(1, ids.device)
-        block, tall = tile(width, ELEMENTS)
+        block, tall = tile(width, FORTH)
         embed_kernel[(triton.cdiv(rows * length, tall),)](
             ids, segments, token, position, segment, weight, shift, out, normal, scale, seed,
             rows * length, length, width, eps, threshold(p), 1 / (1 - p), tall, block, num_warps=4,
@@ -51,7 +51,7 @@ class Embed(torch.autograd.Function):
         width = normal.shape[1]
         ends = [size.numel() for size in ctx.sizes]
         parts = torch.zeros(sum(ends), device=ids.device).split(ends)
-        block, tall = tile(width, ELEMENTS)
+        block, tall = tile(width, BACK)
         across = triton.cdiv(length, tall)
         down = programs(rows, ids.device, 4 / across)
         embed_backward_kernel[(across, down)](
@@ -92,39 +92,44 @@ def embed_kernel(
 def embed_backward_kernel(
     grad, ids, segments, normal, scale, weight,
     of_token, of_position, of_segment, of_weight, of_shift, seed,
-    rows, length, width, drop: tl.constexpr, rescale: tl.constexpr,
+    rows, length, width: tl.constexpr, drop: tl.constexpr, rescale: tl.constexpr,
     TALL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A few positions of many rows, so that position's gradient is added up in registers."""
+    """A few positions of many rows, so that position's gradient is added up in registers; so are
+    the others, for each position by itself: threads exchange nothing before the end."""
     place = tl.program_id(0) * TALL + tl.arange(0, TALL)
     col = tl.arange(0, BLOCK)
+    inside = (col < width) | (width == BLOCK)
     valid = place < length
-    here = valid[:, None] & (col < width)[None, :]
-    gain = tl.load(weight + col, col < width, 0.0)[None, :]
+    here = valid[:, None] & inside[None, :]
+    gain = tl.load(weight + col, inside, 0.0)[None, :]
+    low, high = bit_keys(seed)
     at_position = tl.zeros((TALL, BLOCK), tl.float32)
-    second = tl.zeros((BLOCK,), tl.float32)
-    by_weight = tl.zeros((BLOCK,), tl.float32)
-    by_shift = tl.zeros((BLOCK,), tl.float32)
+    second = tl.zeros((TALL, BLOCK), tl.float32)
+    by_weight = tl.zeros((TALL, BLOCK), tl.float32)
+    by_shift = tl.zeros((TALL, BLOCK), tl.float32)
     for number in range(tl.program_id(1), rows, tl.num_programs(1)):
         row = number * length + place
         at = row[:, None] * width + col[None, :]
         g = tl.load(grad + at, here, 0.0).to(tl.float32)
-        if drop > 0:
-            g = tl.where(random_bits(at, seed) >= drop, g * rescale, 0.0)
         n = tl.load(normal + at, here, 0.0).to(tl.float32)
-        by_weight += tl.sum(g * n, 0)
-        by_shift += tl.sum(g, 0)
-        g = normalise_backward(g * gain, n, tl.load(scale + row, valid, 0.0), width)
+        word = tl.load(ids + row, valid, 0)
+        side = tl.load(segments + row, valid, 0)
+        inverse = tl.load(scale + row, valid, 0.0)
+        if drop > 0:
+            g = tl.where(bits_at(at, low, high) >= drop, g * rescale, 0.0)
+        by_weight += g * n
+        by_shift += g
+        g = normalise_backward(g * gain, n, inverse, width)
         g = tl.where(here, g, 0.0)
         at_position += g
-        side = tl.load(segments + row, valid, 0)
-        second += tl.sum(tl.where((side == 1)[:, None], g, 0.0), 0)
-        word = tl.load(ids + row, valid, 0)
+        second += tl.where((side == 1)[:, None], g, 0.0)
         tl.atomic_add(of_token + word[:, None] * width + col[None, :], g, here, sem="relaxed")
     spot = place[:, None] * width + col[None, :]
     tl.atomic_add(of_position + spot, at_position, here, sem="relaxed")
-    first = tl.sum(at_position, 0) - second
-    tl.atomic_add(of_segment + col, first, col < width, sem="relaxed")
-    tl.atomic_add(of_segment + width + col, second, col < width, sem="relaxed")
-    tl.atomic_add(of_weight + col, by_weight, col < width, sem="relaxed")
-    tl.atomic_add(of_shift + col, by_shift, col < width, sem="relaxed")
+    other = tl.sum(second, 0)
+    first = tl.sum(at_position, 0) - other
+    tl.atomic_add(of_segment + col, first, inside, sem="relaxed")
+    tl.atomic_add(of_segment + width + col, other, inside, sem="relaxed")
+    tl.atomic_add(of_weight + col, tl.sum(by_weight, 0), inside, sem="relaxed")
+    tl.atomic_add(of_shift + col, tl.sum(by_shift, 0), inside, sem="relaxed")

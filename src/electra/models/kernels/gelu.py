@@ -7,7 +7,8 @@ from torch import Tensor
 
 from electra.models.kernels.launch import programs
 
-TALL, WIDE = 16, 128
+FORTH = {"TALL": 16, "WIDE": 128, "num_warps": 4}
+BACK = {"TALL": 16, "WIDE": 256, "num_warps": 8}
 """Rows and columns of a tile."""
 
 
@@ -15,8 +16,8 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """The erf form, as BERT."""
     rows, width = x.shape
     out = torch.empty_like(x)
-    grid = (triton.cdiv(width, WIDE), triton.cdiv(rows, TALL))
-    bias_gelu_kernel[grid](x, bias, out, rows, width, TALL, WIDE, num_warps=4)
+    grid = (triton.cdiv(width, FORTH["WIDE"]), triton.cdiv(rows, FORTH["TALL"]))
+    bias_gelu_kernel[grid](x, bias, out, rows, width, **FORTH)
     return out
 
 
@@ -24,15 +25,16 @@ def bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor, sums: Tensor) -> T
     """Overwrites `grad` with the gradient of x; returns the value; `sums` gets the bias's."""
     rows, width = x.shape
     out = torch.empty_like(x)
-    grid = (triton.cdiv(width, WIDE), sums.shape[0])
+    grid = (triton.cdiv(width, BACK["WIDE"]), sums.shape[0])
     tensors = (grad, x, bias, out, sums)
-    bias_gelu_backward_kernel[grid](*tensors, rows, width, TALL, WIDE, num_warps=4)
+    bias_gelu_backward_kernel[grid](*tensors, rows, width, **BACK)
     return out
 
 
 def gelu_parts(rows: int, width: int, device: torch.device) -> int:
     """How many parts the sums of `bias_gelu_backward` come in."""
-    return programs(triton.cdiv(rows, TALL), device, 8 / triton.cdiv(width, WIDE))
+    tiles, across = triton.cdiv(rows, BACK["TALL"]), triton.cdiv(width, BACK["WIDE"])
+    return programs(tiles, device, 3 / across)
 
 
 @triton.jit
@@ -75,20 +77,23 @@ def bias_gelu_kernel(x, bias, out, rows, width, TALL: tl.constexpr, WIDE: tl.con
 
 @triton.jit
 def bias_gelu_backward_kernel(
-    grad, x, bias, out, sums, rows, width, TALL: tl.constexpr, WIDE: tl.constexpr
+    grad, x, bias, out, sums, rows, width: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr
 ):
     col = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
-    offset = tl.load(bias + col, col < width, 0.0)[None, :]
+    # The width is known to the compiler: comparisons that hold for all columns vanish.
+    inside = (col < width) | (width % WIDE == 0)
+    offset = tl.load(bias + col, inside, 0.0)[None, :]
     of_bias = tl.zeros((TALL, WIDE), tl.float32)
     for first in range(tl.program_id(1) * TALL, rows, tl.num_programs(1) * TALL):
         row = first + tl.arange(0, TALL)
-        here = (row < rows)[:, None] & (col < width)[None, :]
+        here = (row < rows)[:, None] & inside[None, :]
         at = row[:, None] * width + col[None, :]
         z = tl.load(x + at, here, 0.0).to(tl.float32) + offset
+        g = tl.load(grad + at, here, 0.0).to(tl.float32)  # asked for before z is used
         bell = bell_at(z)
         share = share_below(z, bell)
         tl.store(out + at, z * share, here)
-        g = tl.load(grad + at, here, 0.0).to(tl.float32) * slope_at(z, share, bell)
+        g *= slope_at(z, share, bell)
         tl.store(grad + at, g, here)
         of_bias += g
-    tl.store(sums + tl.program_id(1) * width + col, tl.sum(of_bias, 0), col < width)
+    tl.store(sums + tl.program_id(1) * width + col, tl.sum(of_bias, 0), inside)

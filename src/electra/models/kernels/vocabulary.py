@@ -15,8 +15,10 @@ from electra.models.kernels.body import cast_all, product
 from electra.models.kernels.dropout import draw_seeds, random_bits
 from electra.models.kernels.launch import programs
 
-GROUP, WARPS = 4096, 8
+GROUP, WARPS = 4096, 16
 """Words that are looked at together, and by how many warps."""
+RUN = 8
+"""Words side by side that one thread reads."""
 SUM = {"TALL": 16, "WIDE": 256}
 """Rows and words of a tile, where the bias's gradient is added up."""
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -71,72 +73,90 @@ def read_logits_(
     tensors = (logits, truth, drawn, other, losses, samples, best, logs, seed)
     same = temperature == 1 and not exclude_true
     sharpness = LOG2E.value / temperature
+    times = triton.next_power_of_2(triton.cdiv(words, GROUP))
     read_logits_kernel[(rows,)](
-        *tensors, words, sharpness, same, exclude_true, GROUP, num_warps=WARPS
+        *tensors, words, sharpness, same, exclude_true, GROUP // RUN, RUN, times, num_warps=WARPS
     )
     return losses, samples, best, logs
 
 
 @triton.jit
 def read_logits_kernel(
-    logits, truth, drawn, other, losses, samples, best, logs, seed, words, sharpness,
-    same: tl.constexpr, exclude: tl.constexpr, GROUP: tl.constexpr,
+    logits, truth, drawn, other, losses, samples, best, logs, seed, words: tl.constexpr, sharpness,
+    same: tl.constexpr, exclude: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr,
+    TIMES: tl.constexpr,
 ):  # fmt: skip
-    """`same`: the distribution of the samples is that of the loss."""
+    """`same`: the distribution of the samples is that of the loss.
+
+    A lane is what one thread sees of a row: RUN words side by side in each group, of which there
+    are TIMES or fewer. Until the row has been seen, lanes keep to themselves: an exchange between
+    threads for each group would take longer than all else.
+    """
     row = tl.program_id(0)
     here = logits + row.to(tl.int64) * words
     true = tl.load(truth + row).to(tl.int32)
     counts = tl.load(drawn + row)
-    lane = tl.arange(0, GROUP)
-    high = tl.full((), -1e30, tl.float32)
-    total = tl.zeros((), tl.float32)
-    mass = tl.zeros((), tl.float32)
-    guess = tl.zeros((), tl.int32)
-    for start in range(0, words, GROUP):
-        col = start + lane
+    lane = tl.arange(0, LANES) * RUN
+    run = tl.arange(0, RUN)
+    each = lane[:, None] + run[None, :]
+    top = tl.full((LANES,), -1e30, tl.float32)
+    total = tl.zeros((LANES,), tl.float32)
+    mass = tl.zeros((LANES,), tl.float32)
+    place = tl.zeros((LANES,), tl.int32)  # the group in which the top is
+    for start in range(0, words, LANES * RUN):
+        col = start + each
         x = tl.load(here + col, col < words, -float("inf")).to(tl.float32)
-        top = tl.max(x, 0)
-        if top > high:
-            guess = start + tl.argmax(x, 0)
-            total *= tl.exp2((high - top) * LOG2E)
-            mass *= tl.exp2((high - top) * sharpness)
-            high = top
-        total += tl.sum(tl.exp2((x - high) * LOG2E), 0)
+        most = tl.max(x, 1)
+        place = tl.where(most > top, start, place)
+        most = tl.maximum(top, most)
+        total = total * tl.exp2((top - most) * LOG2E)
+        total += tl.sum(tl.exp2((x - most[:, None]) * LOG2E), 1)
         if not same:
-            mass += tl.sum(chances(x, col, true, high, sharpness, exclude), 0)
-    if same:
-        mass = total
+            mass = mass * tl.exp2((top - most) * sharpness)
+            mass += tl.sum(chances(x, col, true, most[:, None], sharpness, exclude), 1)
+        top = most
+    high = tl.max(top, 0)
+    total *= tl.exp2((top - high) * LOG2E)
+    mass = total if same else mass * tl.exp2((top - high) * sharpness)
+    total = tl.sum(total, 0)
+    # Of the runs with the highest the first, and in it the first word.
+    begin = tl.min(tl.where(top == high, place + lane, words), 0)
+    near = begin + run
+    found = tl.load(here + near, near < words, -float("inf")).to(tl.float32)
+    guess = tl.min(tl.where(found == high, near, words), 0)
     there = tl.load(here + true).to(tl.float32)
     beside = tl.load(here + tl.load(other + row)).to(tl.float32)
-    tl.debug_barrier()  # all threads have read them; the second look overwrites them
+    # First a lane by its share, then a word of that lane: so the 23 bits of a random number
+    # reach rarer words.
+    chosen = choose(mass, uniform(2 * row, seed)) * RUN
+    turn = tl.arange(0, TIMES * RUN)
+    spot = chosen + turn // RUN * (LANES * RUN) + turn % RUN
+    few = tl.load(here + spot, spot < words, -float("inf")).to(tl.float32)
+    odds = chances(few, spot, true, high, sharpness, exclude)
+    turn = choose(odds, uniform(2 * row + 1, seed))
+    tl.store(samples + row, chosen + turn // RUN * (LANES * RUN) + turn % RUN)
     # Not a product: a slot that is not used may hold a token that has no probability at all.
     level = tl.log(total)  # above `high`, in whose scale nothing is lost
     tl.store(losses + row, tl.where(counts, high - there + level, 0.0))
     tl.store(logs + 2 * row, -level)
     tl.store(logs + 2 * row + 1, beside - high - level)
     tl.store(best + row, guess)
-    # First a group by its share, then a word of that group: so the 23 bits of a random number
-    # reach rarer words.
-    aim = mass * uniform(2 * row, seed)
     weight = tl.where(counts, 1.0, 0.0)
     inverse = weight / total
-    passed = tl.zeros((), tl.float32)
-    word = guess  # if rounding lets the groups' sum end before the aim
-    for start in range(0, words, GROUP):
-        col = start + lane
+    tl.debug_barrier()  # all threads have read what others overwrite in the second look
+    for start in range(0, words, LANES * RUN):
+        col = start + each
         x = tl.load(here + col, col < words, -float("inf")).to(tl.float32)
-        odds = tl.exp2((x - high) * LOG2E)
-        slope = odds * inverse - tl.where(col == true, weight, 0.0)
-        tl.store(here + col, slope, col < words)
-        if not same:
-            odds = chances(x, col, true, high, sharpness, exclude)
-        share = tl.sum(odds, 0)
-        if (passed <= aim) & (aim < passed + share):
-            ladder = tl.cumsum(odds, 0)
-            step = tl.max(ladder, 0) * uniform(2 * row + 1, seed)
-            word = start + tl.sum((ladder <= step).to(tl.int32), 0)
-        passed += share
-    tl.store(samples + row, word)
+        tl.store(here + col, tl.exp2((x - high) * LOG2E) * inverse, col < words)
+    tl.debug_barrier()
+    tl.store(here + true, tl.exp2((there - high) * LOG2E) * inverse - weight)
+
+
+@triton.jit
+def choose(odds, number):
+    """An index, by the odds; `number` is from `uniform`."""
+    ladder = tl.cumsum(odds, 0)
+    return tl.sum((ladder <= tl.max(ladder, 0) * number).to(tl.int32), 0)
 
 
 @triton.jit
