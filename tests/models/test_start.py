@@ -16,14 +16,16 @@ def attention(encoder: Encoder, layer: int, ids: torch.Tensor) -> torch.Tensor:
     return (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1).mean(0)
 
 
-@pytest.mark.parametrize(("embedding", "hidden"), [(64, 64), (64, 128)])
+@pytest.mark.parametrize(
+    ("embedding", "hidden", "layers", "heads"), [(64, 64, 1, 2), (64, 128, 1, 2), (64, 64, 3, 1)]
+)
 @torch.no_grad()
-def test_heads_look_at_their_neighbours(embedding, hidden):
+def test_heads_look_at_their_neighbours(embedding, hidden, layers, heads):
     torch.manual_seed(0)
     config = EncoderConfig(
-        layers=1,
+        layers=layers,
         hidden=hidden,
-        heads=2,
+        heads=heads,
         embedding=embedding,
         vocab_size=200,
         init_std=0.1,
@@ -32,10 +34,9 @@ def test_heads_look_at_their_neighbours(embedding, hidden):
     generator, discriminator = build_pair(config, GeneratorConfig(width=1))
     ids = torch.randint(5, 200, (32, 24))
     for network in (generator, discriminator):
-        found = attention(network.encoder.eval(), 0, ids)
-        for head in range(2):
-            offset = OFFSETS[head]
-            here = [found[head, i, i + offset].item() for i in range(2, 22)]
+        each = [attention(network.encoder.eval(), layer, ids) for layer in range(layers)]
+        for offset, found in zip(OFFSETS, torch.cat(each), strict=False):
+            here = [found[i, i + offset].item() for i in range(2, 22)]
             assert sum(here) / len(here) > 0.5, (offset, here)
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from electra.models.encoder import Encoder, Layer
 
 OFFSETS = (-1, 1, -2, 2, -3, 3, -4, 4)
-"""Which neighbour each head looks at, in this order."""
+"""Which neighbour each head looks at, in this order, from layer to layer: a narrow network may
+have one head only."""
 AMPLITUDE = 2.0
 """Of the waves, in units of the token table's standard deviation: both must be heard."""
 SHARPNESS = 16.0
@@ -33,7 +34,7 @@ def look_at_neighbours_(encoder: Encoder) -> None:
     back = torch.eye(table.shape[1])
     if isinstance(encoder.project, nn.Linear):  # undo the projection, as far as it can be undone
         back = torch.linalg.pinv(encoder.project.weight)
-    for layer in encoder.layers:
+    for number, layer in enumerate(encoder.layers):
         assert isinstance(layer, Layer)
         width = encoder.config.hidden
         queries, keys, _ = layer.qkv.weight.view(3, layer.heads, -1, width)
@@ -41,7 +42,8 @@ def look_at_neighbours_(encoder: Encoder) -> None:
         scale = math.sqrt(1.5 * SHARPNESS / (table.shape[1] * math.sqrt(queries.shape[1])))
         for head in range(layer.heads):
             look = scale * torch.randn(queries.shape[1], table.shape[1])
-            queries[head] = look @ rotation(frequencies, OFFSETS[head % len(OFFSETS)]) @ back
+            offset = OFFSETS[(number * layer.heads + head) % len(OFFSETS)]
+            queries[head] = look @ rotation(frequencies, offset) @ back
             keys[head] = look @ back
 
 
