@@ -41,6 +41,7 @@ def made_results(study, seeds=2, **scores):
             },
             "hardware": "an abacus",
             "version": "9.9",
+            "torch": "2.0",
         }
         for seed in range(seeds)
         for place, arm in enumerate(study.arms)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from electra import __version__
@@ -227,4 +228,5 @@ def measured(
         },
         "hardware": hardware(choose_device(config.train.device)),
         "version": __version__,
+        "torch": torch.__version__,
     }

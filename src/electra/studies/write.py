@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from electra.errors import UserError, require
@@ -155,8 +154,8 @@ def conditions(
     failed = sum(len(r["scores"][name].get("failed", ())) for r in results for name in tuned)
     if failed:
         parts.append(f"- {failed} fine-tuning seeds learned nothing; they are counted in.")
-    made = sorted({f"{r['hardware']}, electra {r['version']}" for r in results})
-    parts.append(f"- Made on {'; '.join(made)}, torch {torch.__version__}.")
+    made = {f"{r['hardware']}, electra {r['version']}, torch {r['torch']}" for r in results}
+    parts.append(f"- Made on {'; '.join(sorted(made))}.")
     return "\n".join(parts) + f"\n\n```bash\n{command}\n```\n"
 
 

@@ -13,14 +13,13 @@ from torch import Tensor
 
 from electra.models.kernels.body import cast_all, product
 from electra.models.kernels.dropout import draw_seeds, random_bits
-from electra.models.kernels.launch import programs
 
 GROUP, WARPS = 4096, 16
 """Words that are looked at together, and by how many warps."""
 RUN = 8
 """Words side by side that one thread reads."""
-SUM = {"TALL": 16, "WIDE": 256}
-"""Rows and words of a tile, where the bias's gradient is added up."""
+COLUMNS = 8
+"""That the bias's gradient takes, so that rows begin at multiples of 16 bytes."""
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -50,13 +49,12 @@ class Guess(torch.autograd.Function):
         grad = grads[0].contiguous()
         factor = grad[:, None].to(hidden.dtype)
         of_hidden = (slopes @ table) * factor
-        of_table = product(slopes.t(), hidden * factor)
-        rows, words = slopes.shape
-        parts = programs(triton.cdiv(rows, SUM["TALL"]), grad.device, 8 / (words / SUM["WIDE"]))
-        sums = torch.empty(parts, words, device=grad.device)
-        grid = (triton.cdiv(words, SUM["WIDE"]), parts)
-        bias_backward_kernel[grid](slopes, grad, sums, rows, words, **SUM)
-        return of_hidden, of_table, sums.sum(0), None, None, None, None, None
+        # The bias's gradient is one more column of the table's: as good as free, where a pass over
+        # the slopes would take longer than the product.
+        width = hidden.shape[1]
+        wider = torch.cat([hidden * factor, factor.expand(-1, COLUMNS)], 1)
+        both = product(slopes.t(), wider)
+        return of_hidden, both[:, :width], both[:, width], None, None, None, None, None
 
 
 def read_logits_(
@@ -172,16 +170,3 @@ def chances(x, col, true, high, sharpness, exclude: tl.constexpr):
 def uniform(index, seed):
     """In [0, 1 - 2^-23], so that a product with it is always below the other factor."""
     return (random_bits(index, seed) >> 9).to(tl.float32) * 1.1920928955078125e-07
-
-
-@triton.jit
-def bias_backward_kernel(slopes, grad, sums, rows, words, TALL: tl.constexpr, WIDE: tl.constexpr):
-    col = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
-    total = tl.zeros((TALL, WIDE), tl.float32)
-    for first in range(tl.program_id(1) * TALL, rows, tl.num_programs(1) * TALL):
-        row = first + tl.arange(0, TALL)
-        at = slopes + row.to(tl.int64)[:, None] * words + col[None, :]
-        here = (row < rows)[:, None] & (col < words)[None, :]
-        weight = tl.load(grad + row, row < rows, 0.0)[:, None]
-        total += weight * tl.load(at, here, 0.0).to(tl.float32)
-    tl.store(sums + tl.program_id(1) * words + col, tl.sum(total, 0), col < words)
