@@ -132,7 +132,7 @@ def backward(
     w_qkv, w_attended, w_expand, w_contract, _ = p[:5]
     _, gain1, _, b_expand, _, gain2, _ = p[5:]
     residual, through = add_norm_backward(
-        grad, kept.normal2, kept.scale2, gain2, sums.norm2[number], seeds[2], shape.dropout
+        grad, kept.normal2, kept.scale2, gain2, sums.norms[number, 1], seeds[2], shape.dropout
     )
     if shallow(w_contract.shape[0]):
         of_inner, active = contract_backward(
@@ -145,7 +145,7 @@ def backward(
     of_expand = product(of_inner.t(), kept.y)
     grad = residual.addmm_(of_inner, w_expand)
     residual, through = add_norm_backward(
-        grad, kept.normal1, kept.scale1, gain1, sums.norm1[number], seeds[1], shape.dropout
+        grad, kept.normal1, kept.scale1, gain1, sums.norms[number, 0], seeds[1], shape.dropout
     )
     of_attended = product(through.t(), kept.mixed)
     of_qkv = attend_backward(
@@ -167,8 +167,7 @@ class Sums:
         def empty(*shape: int) -> Tensor:
             return torch.empty(len(layers), *shape, device=device)
 
-        self.norm1 = empty(norm_parts(tokens, hidden, device), 3, hidden)
-        self.norm2 = torch.empty_like(self.norm1)
+        self.norms = empty(2, norm_parts(tokens, hidden, device), 3, hidden)
         parts = contract_parts if shallow(hidden) else gelu_parts
         self.gelu = empty(parts(tokens, inner, device), inner)
         self.qkv = empty(bias_parts(tokens, 3 * hidden, device), 3 * hidden)
@@ -176,8 +175,8 @@ class Sums:
     def finish(self) -> list[tuple[Tensor, ...]]:
         """In the order of `NAMES`, for each layer."""
         qkv, gelu = self.qkv.sum(1), self.gelu.sum(1)
-        weight1, shift1, bias1 = self.norm1.sum(1).unbind(1)  # each (layers, hidden)
-        weight2, shift2, bias2 = self.norm2.sum(1).unbind(1)
+        first, second = self.norms.sum(2).unbind(1)  # each (layers, 3, hidden)
+        (weight1, shift1, bias1), (weight2, shift2, bias2) = first.unbind(1), second.unbind(1)
         every = (qkv, bias1, weight1, shift1, gelu, bias2, weight2, shift2)
         return list(zip(*every, strict=True))
 
