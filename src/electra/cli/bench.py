@@ -1,4 +1,4 @@
-"""The verb that measures speed."""
+"""The verbs that measure speed."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,12 +8,12 @@ import typer
 from electra.cli.console import consoles
 from electra.cli.train import Json, Settings
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure speed against a peer, in one run.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure speed.")
 
 
 @bench_app.callback()
 def root() -> None:
-    """Measure speed against a peer, in one run."""
+    """Measure speed."""
 
 
 @bench_app.command("pretrain")
@@ -70,3 +70,41 @@ def pretrain(
                 "" if side == "electra" else f"ours is {ratio:.2f} times the peer",
             )
     console.print(table)
+
+
+@bench_app.command("whole")
+def whole(
+    name: Annotated[str, typer.Argument(metavar="RECIPE", help="One of  electra recipes .")],
+    settings: Settings = None,
+    *,
+    data: Annotated[Path, typer.Option(help="The folder that  electra prepare  wrote.")],
+    stretch: Annotated[str, typer.Option(help="For how long to train, as 3min or 90s.")] = "3min",
+    as_json: Json = False,
+) -> None:
+    """Train for a few minutes, and say how long the whole recipe would take at this pace.
+
+    An ordinary run, with its reports, looks at held-out text and checkpoints, which is thrown away.
+
+    Example:  electra bench whole paper.small --data shards --stretch 3min
+    """
+    import json
+    from dataclasses import asdict
+
+    from electra.bench.whole import bench_whole
+    from electra.config import override
+    from electra.recipes import recipe
+
+    console, progress = consoles()
+    config = override(recipe(name), [*(settings or []), f"data.folder={data}"])
+    found = bench_whole(config, stretch, progress)
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+        return
+    hours, minutes = divmod(round(found.whole_seconds / 60), 60)
+    console.print(
+        f"{found.steps:,} steps in {found.seconds:.0f} s, {found.looks} looks at held-out text and "
+        f"{found.checkpoints} checkpoints among them: {found.tokens_per_second:,.0f} tokens/s. "
+        f"{found.whole_steps:,} steps would take {hours} h {minutes} min.",
+        highlight=False,
+        soft_wrap=True,
+    )

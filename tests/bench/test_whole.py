@@ -1,0 +1,48 @@
+"""How long a whole run would take."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from electra.bench.whole import bench_whole, whole_steps
+from electra.config import override
+from electra.errors import UserError
+
+
+def test_a_stretch_has_all_that_a_run_has(tiny, console):
+    config = override(
+        tiny, ["train.budget=1000steps", "train.validate_every=5", "train.checkpoint_every=10"]
+    )
+    found = bench_whole(config, "2s", console)
+    assert found.steps > 10
+    assert 2 <= found.seconds < 20
+    assert found.looks == (found.steps - 1) // 5
+    assert found.checkpoints == (found.steps - 1) // 10
+    assert found.whole_steps == 1000
+    assert found.whole_seconds == pytest.approx(1000 * found.seconds / found.steps)
+    tokens = found.steps * config.data.batch * config.data.length
+    assert found.tokens_per_second == pytest.approx(tokens / found.seconds)
+
+
+def test_what_is_whole(tiny):
+    def steps(budget: str) -> int:
+        return whole_steps(replace(tiny, train=replace(tiny.train, budget=budget)))
+
+    each = tiny.data.batch * tiny.data.length
+    assert steps("70steps") == 70
+    assert steps(f"{10 * each + 1}tokens") == 11
+    assert steps("2e12flops") == pytest.approx(2 * steps("1e12flops"), abs=1)
+    with pytest.raises(UserError, match="a time already"):
+        steps("3min")
+
+
+def test_the_command(electra, refused, data_folder):
+    sizes = ("model.hidden=32", "model.embedding=16", "data.length=32", "data.batch=8")
+    command = ("bench", "whole", "toy", *sizes, "train.device=cpu", "--data", data_folder)
+    code, out, _ = electra(*command, "--stretch", "1s")
+    assert code == 0
+    assert "4,000 steps would take 0 h" in out
+    code, out, _ = electra(*command, "--stretch", "1s", "--json")
+    assert json.loads(out)["whole_steps"] == 4000
+    assert "write a time" in refused(*command, "--stretch", "100steps")
