@@ -213,6 +213,7 @@ def test_some_arms_and_cells_of_other_studies(electra, refused, command, started
     ):
         assert electra(*into(tmp_path / name, *sizes, *more, "--arms", "width 1", *reuse))[0] == 0
         assert started.pop() == "width-1-0"
+        assert len(results(tmp_path / name)) == 1
     said = refused(*words, "--reuse", tmp_path / "nowhere")
     assert "no study left its results.jsonl there" in said
 
