@@ -7,7 +7,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.models.kernels.ffn import contract_backward, contract_parts
-from electra.models.kernels.gelu import bias_gelu, bias_gelu_backward, gelu_parts
+from electra.models.kernels.gelu import bias_gelu, bias_gelu_backward_, gelu_parts
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 48), (16, 128), (37, 96), (70, 200)])
@@ -18,7 +18,7 @@ def test_bias_gelu(rows, width, device, normal, near):
 
     of_x, of_bias = torch.autograd.grad(wanted, (x, bias), grad)
     sums = torch.full((gelu_parts(rows, width, device), width), torch.nan, device=device)
-    near(bias_gelu_backward(grad, x, bias, sums), wanted)
+    bias_gelu_backward_(grad, x, bias, sums)
     near(grad, of_x, "x")  # in its place
     near(sums.sum(0), of_bias, "bias")
 
@@ -30,7 +30,7 @@ def test_the_erf_form_to_six_digits(device):
     exact = x.double().requires_grad_()
     wanted = F.gelu(exact)
     assert (bias_gelu(x, zero) - wanted).abs().max() < 1.5e-6
-    bias_gelu_backward(grad, x, zero, sums)
+    bias_gelu_backward_(grad, x, zero, sums)
     assert (grad - torch.autograd.grad(wanted.sum(), exact)[0]).abs().max() < 1.5e-6
     far = torch.tensor([[-1e4, 1e4]], device=device)
     assert bias_gelu(far, zero[:2]).tolist() == [[0.0, 1e4]]
@@ -45,7 +45,6 @@ def test_back_through_the_contraction(rows, depth, width, device, normal, near):
     wanted = F.gelu(inner + bias)
     expected = torch.autograd.grad(wanted @ weight.t(), (inner, bias), through)
     sums = torch.full((contract_parts(rows, width, device), width), torch.nan, device=device)
-    of_inner, active = contract_backward(through, weight, inner, bias, sums)
-    near(active, wanted)
+    of_inner = contract_backward(through, weight, inner, bias, sums)
     near(of_inner, expected[0], "inner")
     near(sums.sum(0), expected[1], "bias")

@@ -1,8 +1,8 @@
 """All layers of an encoder as one function: what `electra.models.encoder.Layer` says, fused.
 
 A layer is eight kernels forward and about fourteen back. The residual stream is in the precision
-of the products. Kept for the way back: per token and layer 12 x width numbers (the wide half of
-the feed-forward part once, not twice).
+of the products. Kept for the way back: per token and layer 16 x width numbers, gelu's value among
+them: to compute it again would save a quarter, but it would have to be written a second time.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from electra.models.kernels.attention import (
 )
 from electra.models.kernels.dropout import draw_seeds
 from electra.models.kernels.ffn import contract_backward, contract_parts, shallow
-from electra.models.kernels.gelu import bias_gelu, bias_gelu_backward, gelu_parts
+from electra.models.kernels.gelu import bias_gelu, bias_gelu_backward_, gelu_parts
 from electra.models.kernels.norm import add_norm, add_norm_backward, norm_parts
 
 NAMES = (
@@ -63,6 +63,7 @@ class Kept(NamedTuple):
     scale1: Tensor
     y: Tensor
     inner: Tensor
+    active: Tensor
     normal2: Tensor
     scale2: Tensor
 
@@ -119,9 +120,10 @@ def forward(
     norm1, norm2 = (gain1, shift1, shape.eps), (gain2, shift2, shape.eps)
     y, normal1, scale1 = add_norm(attended, b_attended, x, norm1, seeds[1], shape.dropout)
     inner = y @ w_expand.t()
-    outer = bias_gelu(inner, b_expand) @ w_contract.t()
+    active = bias_gelu(inner, b_expand)
+    outer = active @ w_contract.t()
     out, normal2, scale2 = add_norm(outer, b_contract, y, norm2, seeds[2], shape.dropout)
-    return out, Kept(x, qkv, mixed, logs, normal1, scale1, y, inner, normal2, scale2)
+    return out, Kept(x, qkv, mixed, logs, normal1, scale1, y, inner, active, normal2, scale2)
 
 
 def backward(
@@ -135,13 +137,11 @@ def backward(
         grad, kept.normal2, kept.scale2, gain2, sums.norms[number, 1], seeds[2], shape.dropout
     )
     if shallow(w_contract.shape[0]):
-        of_inner, active = contract_backward(
-            through, w_contract, kept.inner, b_expand, sums.gelu[number]
-        )
+        of_inner = contract_backward(through, w_contract, kept.inner, b_expand, sums.gelu[number])
     else:
         of_inner = through @ w_contract
-        active = bias_gelu_backward(of_inner, kept.inner, b_expand, sums.gelu[number])
-    of_contract = product(through.t(), active)
+        bias_gelu_backward_(of_inner, kept.inner, b_expand, sums.gelu[number])
+    of_contract = product(through.t(), kept.active)
     of_expand = product(of_inner.t(), kept.y)
     grad = residual.addmm_(of_inner, w_expand)
     residual, through = add_norm_backward(

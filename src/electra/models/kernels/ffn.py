@@ -27,18 +27,18 @@ def shallow(depth: int) -> bool:
 
 def contract_backward(
     through: Tensor, weight: Tensor, inner: Tensor, bias: Tensor, sums: Tensor
-) -> tuple[Tensor, Tensor]:
-    """From the gradient of the contracted: that of `inner`, and gelu(inner + bias) once more.
+) -> Tensor:
+    """From the gradient of the contracted, that of `inner`, whose gelu(inner + bias) it was.
 
     `sums` gets the bias's gradient in `contract_parts` parts.
     """
     (rows, depth), width = through.shape, weight.shape[1]
-    of_inner, active = torch.empty_like(inner), torch.empty_like(inner)
+    of_inner = torch.empty_like(inner)
     grid = (triton.cdiv(width, TILE["WIDE"]), len(sums))
-    tensors = (through, weight, inner, bias, of_inner, active, sums)
+    tensors = (through, weight, inner, bias, of_inner, sums)
     deep = max(16, triton.next_power_of_2(depth))
     contract_backward_kernel[grid](*tensors, rows, width, depth, DEEP=deep, **TILE)
-    return of_inner, active
+    return of_inner
 
 
 def contract_parts(rows: int, width: int, device: torch.device) -> int:
@@ -50,7 +50,7 @@ def contract_parts(rows: int, width: int, device: torch.device) -> int:
 
 @triton.jit
 def contract_backward_kernel(
-    through, weight, inner, bias, of_inner, active, sums, rows, width: tl.constexpr,
+    through, weight, inner, bias, of_inner, sums, rows, width: tl.constexpr,
     depth: tl.constexpr, DEEP: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Some columns, for which the program keeps weights and sums, times some rows after others.
@@ -81,9 +81,7 @@ def contract_backward_kernel(
         to = row * width + col[None, None, :]
         z = tl.load(inner + to, here, 0.0).to(tl.float32) + offset
         bell = bell_at(z)
-        share = share_below(z, bell)
-        g = g.to(tl.float32) * slope_at(z, share, bell)
+        g = g.to(tl.float32) * slope_at(z, share_below(z, bell), bell)
         tl.store(of_inner + to, g, here)
-        tl.store(active + to, z * share, here)
         of_bias += tl.sum(g, 1)
     tl.store(sums + tl.program_id(1) * width + col, tl.sum(of_bias, 0), inside)

@@ -1,4 +1,4 @@
-"""gelu(x + bias), and its gradient together with the value, so that the value need not be kept."""
+"""gelu(x + bias), and its gradient."""
 
 import torch
 import triton
@@ -21,18 +21,15 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     return out
 
 
-def bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor, sums: Tensor) -> Tensor:
-    """Overwrites `grad` with the gradient of x; returns the value; `sums` gets the bias's."""
+def bias_gelu_backward_(grad: Tensor, x: Tensor, bias: Tensor, sums: Tensor) -> None:
+    """Overwrites `grad` with the gradient of x; `sums` gets the bias's."""
     rows, width = x.shape
-    out = torch.empty_like(x)
     grid = (triton.cdiv(width, BACK["WIDE"]), sums.shape[0])
-    tensors = (grad, x, bias, out, sums)
-    bias_gelu_backward_kernel[grid](*tensors, rows, width, **BACK)
-    return out
+    bias_gelu_backward_kernel[grid](grad, x, bias, sums, rows, width, **BACK)
 
 
 def gelu_parts(rows: int, width: int, device: torch.device) -> int:
-    """How many parts the sums of `bias_gelu_backward` come in."""
+    """How many parts the sums of `bias_gelu_backward_` come in."""
     tiles, across = triton.cdiv(rows, BACK["TALL"]), triton.cdiv(width, BACK["WIDE"])
     return programs(tiles, device, 3 / across)
 
@@ -77,7 +74,7 @@ def bias_gelu_kernel(x, bias, out, rows, width, TALL: tl.constexpr, WIDE: tl.con
 
 @triton.jit
 def bias_gelu_backward_kernel(
-    grad, x, bias, out, sums, rows, width: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr
+    grad, x, bias, sums, rows, width: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr
 ):
     col = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     # The width is known to the compiler: comparisons that hold for all columns vanish.
@@ -91,9 +88,7 @@ def bias_gelu_backward_kernel(
         z = tl.load(x + at, here, 0.0).to(tl.float32) + offset
         g = tl.load(grad + at, here, 0.0).to(tl.float32)  # asked for before z is used
         bell = bell_at(z)
-        share = share_below(z, bell)
-        tl.store(out + at, z * share, here)
-        g *= slope_at(z, share, bell)
+        g *= slope_at(z, share_below(z, bell), bell)
         tl.store(grad + at, g, here)
         of_bias += g
     tl.store(sums + tl.program_id(1) * width + col, tl.sum(of_bias, 0), inside)
