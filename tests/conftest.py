@@ -52,6 +52,18 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def device() -> torch.device:
+    """Where the kernels run: on a CUDA device, or through Triton's interpreter on the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    import triton
+
+    if triton.__version__.startswith("3.6."):
+        pytest.skip("Triton's interpreter agrees with NumPy 2.4 from version 3.7 on")
+    return torch.device("cpu")
+
+
 SCENES = {  # a word of the first row decides all the words of its scene
     "farmer": ("plough", "field", "barley", "barn"),
     "sailor": ("sail", "harbour", "cargo", "ship"),

@@ -8,6 +8,7 @@ import pytest
 from electra.bench.whole import bench_whole, whole_steps
 from electra.config import override
 from electra.errors import UserError
+from electra.train.pretrain import flops_per_row, with_data
 
 
 def test_a_stretch_has_all_that_a_run_has(tiny, console):
@@ -46,3 +47,12 @@ def test_the_command(electra, refused, data_folder):
     code, out, _ = electra(*command, "--stretch", "1s", "--json")
     assert json.loads(out)["whole_steps"] == 4000
     assert "write a time" in refused(*command, "--stretch", "100steps")
+
+
+def test_flops_are_those_of_the_datas_vocabulary(tiny, console):
+    """A recipe does not know its vocabulary before it sees the data."""
+    assert tiny.model.vocab_size == 0
+    filled = with_data(tiny)[0]
+    each = filled.data.batch * flops_per_row(filled)
+    found = bench_whole(override(tiny, [f"train.budget={25 * each}flops"]), "1s", console)
+    assert found.whole_steps == 25

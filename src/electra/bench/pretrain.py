@@ -5,7 +5,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,11 @@ from electra.config import override
 from electra.errors import UserError, require
 from electra.hub.folders import transformers_config
 from electra.models.electra import generator_sizes
-from electra.models.flops import step_flops
 from electra.objectives.batch import unpack
-from electra.objectives.corrupt import mask_tokens, put, slots_for
+from electra.objectives.corrupt import mask_tokens, put
 from electra.text.shards import Shards
-from electra.text.tokenizer import Vocabulary, load_vocabulary
-from electra.train.data import open_data, stream
+from electra.text.tokenizer import Vocabulary
+from electra.train.data import stream
 from electra.train.device import (
     autocast,
     choose_device,
@@ -31,7 +30,7 @@ from electra.train.device import (
     measure_peak,
     synchronize,
 )
-from electra.train.pretrain import PretrainConfig, start
+from electra.train.pretrain import PretrainConfig, flops_per_row, start, with_data
 from electra.train.record import read_metrics
 
 
@@ -56,23 +55,14 @@ def bench_pretrain(
     """Our speed, and the peer's if it gets steps."""
     if config.objective.kind != "rtd":
         raise UserError("The peer knows only objective.kind=rtd: leave it at that.")
-    shards = open_data(config.data, config.model.positions)
-    vocab = load_vocabulary(shards.tokenizer)
-    config = replace(config, model=replace(config.model, vocab_size=vocab.size))
+    config, shards, vocab = with_data(config)
     device = choose_device(config.train.device)
     peak = measure_peak(device, choose_precision(config.train.precision, device))
-    limit = peak / flops_per_token(config)
+    limit = peak / flops_per_row(config) * config.data.length
     found = {"electra": ours(config, steps, limit, console)}
     if peer_steps:
         found["transformers"] = theirs(config, peer_steps, limit, shards, vocab)
     return found
-
-
-def flops_per_token(config: PretrainConfig) -> float:
-    """Arithmetic of a step for each token of a row."""
-    length, o = config.data.length, config.objective
-    slots = slots_for(length, o.top_rate, o.count)
-    return step_flops(config.model, config.generator, length, slots) / length
 
 
 def ours(config: PretrainConfig, steps: int, limit: float, console: Console) -> Speed:

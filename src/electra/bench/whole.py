@@ -8,11 +8,9 @@ from rich.console import Console
 
 from electra.config import override
 from electra.errors import UserError
-from electra.models.flops import step_flops
-from electra.objectives.corrupt import slots_for
 from electra.train.budget import parse_budget
 from electra.train.checkpoint import checkpoints, read_state
-from electra.train.pretrain import PretrainConfig, start
+from electra.train.pretrain import PretrainConfig, flops_per_row, start, with_data
 from electra.train.record import read_metrics
 
 
@@ -35,6 +33,7 @@ def bench_whole(config: PretrainConfig, stretch: str, console: Console) -> Whole
     """An ordinary run for that time, with its reports, validation and checkpoints."""
     if parse_budget(stretch).unit != "seconds":
         raise UserError(f"--stretch {stretch}: write a time, as 3min.")
+    config = with_data(config)[0]  # FLOPs depend on the vocabulary
     total = whole_steps(config)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -56,11 +55,9 @@ def bench_whole(config: PretrainConfig, stretch: str, console: Console) -> Whole
 
 def whole_steps(config: PretrainConfig) -> int:
     """Steps of the recipe's own budget."""
-    data, o = config.data, config.objective
-    slots = slots_for(data.length, o.top_rate, o.count)
-    row = step_flops(config.model, config.generator, data.length, slots, o.kind)
+    data = config.data
     steps = parse_budget(config.train.budget).steps(
-        tokens_per_step=data.batch * data.length, flops_per_step=data.batch * row
+        tokens_per_step=data.batch * data.length, flops_per_step=data.batch * flops_per_row(config)
     )
     if steps is None:
         raise UserError(

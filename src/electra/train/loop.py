@@ -51,8 +51,9 @@ class LoopConfig:
     """On CUDA, replay each step as one CUDA graph, so that small kernels do not wait for the host;
     false launches them one by one."""
     kernels: bool = True
-    """On CUDA in bf16, compute with the package's own Triton kernels, unless train.compile is set;
-    false uses torch's operations, which give the same numbers, slower."""
+    """On CUDA, compute with the package's own Triton kernels: the networks in bf16, unless
+    train.compile is set, and the optimizer of a graph; false uses torch's operations, which give
+    the same numbers, slower."""
     recompute: bool = False
     """With these kernels, compute each layer again on the way back instead of keeping what it
     computed: a third slower, with a fraction of the memory."""

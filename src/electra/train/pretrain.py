@@ -85,18 +85,9 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
         raise UserError(f"{out} is a file: name a folder with --out.")
     if out.exists() and any(path.name != "process" for path in out.iterdir()):
         raise UserError(f"{out} is not empty and holds no run: choose another --out.")
-    shards = open_data(config.data, config.model.positions)
-    vocab = load_vocabulary(shards.tokenizer)
-    if config.model.vocab_size not in (0, vocab.size):
-        raise UserError(
-            f"model.vocab_size={config.model.vocab_size}, but the tokenizer of {shards.folder} has "
-            f"{vocab.size} ids: leave model.vocab_size at 0."
-        )
-    config = replace(
-        config,
-        model=replace(config.model, vocab_size=vocab.size),
-        data=replace(config.data, folder=str(shards.folder.resolve())),  # to resume from anywhere
-    )
+    config, shards, vocab = with_data(config)
+    folder = str(shards.folder.resolve())  # to resume from anywhere
+    config = replace(config, data=replace(config.data, folder=folder))
     generator_sizes(config.model, config.generator)  # refuses what cannot be built
     with run_folder(out):
         shutil.copytree(shards.tokenizer, out / "tokenizer")
@@ -107,6 +98,25 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
             if not read_metrics(out):  # refused before it began: the folder is free again
                 shutil.rmtree(out, ignore_errors=True)
             raise
+
+
+def with_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabulary]:
+    """The settings with the size of the data's vocabulary, the data, and the vocabulary."""
+    shards = open_data(config.data, config.model.positions)
+    vocab = load_vocabulary(shards.tokenizer)
+    if config.model.vocab_size not in (0, vocab.size):
+        raise UserError(
+            f"model.vocab_size={config.model.vocab_size}, but the tokenizer of {shards.folder} has "
+            f"{vocab.size} ids: leave model.vocab_size at 0."
+        )
+    return replace(config, model=replace(config.model, vocab_size=vocab.size)), shards, vocab
+
+
+def flops_per_row(config: PretrainConfig) -> int:
+    """Arithmetic of a step for each row, as the hardware does it."""
+    length, o = config.data.length, config.objective
+    slots = slots_for(length, o.top_rate, o.count)
+    return step_flops(config.model, config.generator, length, slots, o.kind)
 
 
 def resume(out: Path, console: Console, data: Path | None = None) -> int:
@@ -214,8 +224,6 @@ def opened(
         lighten_(objective)
     record.rewind(state.step)
     sample = rows_at(shards, 0, min(4096, shards.rows("train")), config.train.seed)
-    length, kind = config.data.length, config.objective.kind
-    slots = slots_for(length, config.objective.top_rate, config.objective.count)
     with LiveView(console, f"electra pretrain · {config.name} · {out}") as view:
         record.tracker = open_tracker(config.train.track, out, to_dict(config))
         try:
@@ -230,7 +238,7 @@ def opened(
                 state=state,
                 dtype=dtype,
                 micro_batch=config.data.batch // loop.accumulate,
-                flops_per_row=step_flops(config.model, config.generator, length, slots, kind),
+                flops_per_row=flops_per_row(config),
                 peak=measure_peak(device, dtype),
                 pad_id=vocab.pad,
                 held_out=held_out_rows(shards, loop.validate_rows),

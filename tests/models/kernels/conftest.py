@@ -1,4 +1,4 @@
-"""Where the kernels run: on a CUDA device, or through Triton's interpreter on the CPU."""
+"""What the tests of the kernels share."""
 
 from collections.abc import Callable
 
@@ -14,17 +14,6 @@ from electra.objectives.objective import Ids, Objective
 from electra.objectives.settings import ObjectiveConfig
 
 SPECIAL = (0, 2, 3, 4)  # [PAD] [CLS] [SEP] [MASK]
-
-
-@pytest.fixture
-def device() -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    import triton
-
-    if triton.__version__.startswith("3.6."):
-        pytest.skip("Triton's interpreter agrees with NumPy 2.4 from version 3.7 on")
-    return torch.device("cpu")
 
 
 @pytest.fixture
