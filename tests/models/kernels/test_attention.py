@@ -5,24 +5,39 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from electra.models.kernels import attention
 from electra.models.kernels.attention import (
+    BACKWARD,
+    FORWARD,
+    KEYS,
     LONG,
     QUERIES,
-    WIDE,
-    attend,
-    attend_backward,
+    SHORT,
     attention_fits,
     bias_backward,
     bias_parts,
 )
-from electra.models.kernels.dropout import keep_table
+from electra.models.kernels.attention_dropout import keep_table
 
 # Beyond its document a score may be anything, and is thrown away
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp2")
 
 # rows, length, heads, size; rows above 128 are long, with kernels of their own
-SHORT_ROWS = [(2, 5, 3, 16), (2, 40, 2, 32), (1, 40, 1, 128), (2, 128, 1, 64)]
-LONG_ROWS = [(2, 150, 1, 16), (2, 200, 2, 32), (1, 257, 1, 64), (2, 300, 1, 32), (2, 512, 1, 64)]
+SHORT_ROWS = [(2, 5, 3, 16), (2, 40, 2, 32), (1, 70, 1, 128), (2, 128, 2, 64)]
+LONG_ROWS = [(2, 129, 1, 16), (2, 200, 2, 32), (1, 257, 1, 64), (2, 300, 1, 32), (2, 512, 1, 64)]
+LONG_ROWS += [(1, 150, 1, 128), (1, 256, 2, 16)]
+
+
+def attend(qkv, documents, heads, *rest):
+    """What the kernels write, into memory that has no numbers in it."""
+    out = torch.full((len(qkv), qkv.shape[1] // 3), torch.nan, device=qkv.device)
+    return out, attention.attend(qkv, documents, heads, *rest, out)
+
+
+def attend_backward(grad, qkv, *rest):
+    of_qkv = torch.full_like(qkv, torch.nan)
+    attention.attend_backward(grad, qkv, *rest, of_qkv)
+    return of_qkv
 
 
 def papers(rows: int, length: int, device: torch.device) -> torch.Tensor:
@@ -45,17 +60,23 @@ def written_out(qkv, documents, heads, seed, p):
     return (odds @ v).transpose(1, 2).reshape(rows * length, heads * size)
 
 
-def agree(documents, heads, size, p, seed, normal, near):
-    """Forward and back, with what is written out."""
+def passes(documents, heads, size, p, seed, normal):
+    """The mixtures and the gradients: found, and written out."""
     rows, length = documents.shape
     qkv = normal(rows * length, 3 * heads * size)
     wanted = written_out(qkv, documents, heads, seed, p)
     found, logs = attend(qkv, documents, heads, seed, p)
-    near(found, wanted)
     grad = normal(*wanted.shape).detach()
     (expected,) = torch.autograd.grad(wanted, qkv, grad)
     of_qkv = attend_backward(grad, qkv, documents, found, logs, heads, seed, p)
-    parts = (t.view(-1, 3, heads * size).unbind(1) for t in (of_qkv, expected))
+    return found, wanted, of_qkv, expected
+
+
+def agree(documents, heads, size, p, seed, normal, near):
+    """Forward and back, with what is written out."""
+    found, wanted, *grads = passes(documents, heads, size, p, seed, normal)
+    near(found, wanted)
+    parts = (t.view(-1, 3, heads * size).unbind(1) for t in grads)
     for name, a, b in zip(("queries", "keys", "values"), *parts, strict=True):
         near(a, b, name)
 
@@ -64,6 +85,42 @@ def agree(documents, heads, size, p, seed, normal, near):
 @pytest.mark.parametrize(("rows", "length", "heads", "size"), [*SHORT_ROWS, *LONG_ROWS])
 def test_attention(rows, length, heads, size, p, device, seed, normal, near):
     agree(papers(rows, length, device), heads, size, p, seed, normal, near)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_rows_of_one_token(p, device, seed, normal, near):
+    """The gradients of queries and keys are zero, but for rounding."""
+    documents = torch.zeros(3, 1, dtype=torch.int32, device=device)
+    found, wanted, of_qkv, expected = passes(documents, 2, 16, p, seed, normal)
+    near(found, wanted)
+    near(of_qkv, expected)
+
+
+@pytest.mark.parametrize("length", [37, 128, 140])
+@pytest.mark.parametrize("p", [0.05, 0.49, 0.9])
+def test_any_rate_of_dropout(p, length, device, seed, normal, near):
+    agree(papers(2, length, device), 1, 16, p, seed, normal, near)
+
+
+@pytest.mark.parametrize("length", [64, 192])
+def test_every_row_head_and_seed_has_its_own_dropout(length, device, seed):
+    """Where all scores are zero, and the values of some keys are a unit matrix, the mixture is
+    what is left of these keys."""
+    rows, heads, size, p = 2, 2, 64, 0.3
+    documents = torch.zeros(rows, length, dtype=torch.int32, device=device)
+    qkv = torch.zeros(rows, length, 3, heads, size, device=device)
+    qkv[:, -size:, 2] = torch.eye(size, device=device)[:, None]
+    seen = []
+    for drawn in (seed, seed.roll(1)):
+        out, _ = attend(qkv.view(rows * length, -1), documents, heads, drawn, p)
+        found = out.view(rows, length, heads, size).transpose(1, 2) * length
+        wanted = keep_table(rows * heads * length, length, drawn, p).view(rows, heads, length, -1)
+        torch.testing.assert_close(found, wanted[..., -size:].to(found), atol=1e-4, rtol=1e-4)
+        seen += (found > 0.5).flatten(0, 1).unbind()
+    for i, mask in enumerate(seen):
+        assert 0.65 < mask.float().mean() < 0.75
+        for other in seen[:i]:  # 0.58 of the elements are the same by chance
+            assert 0.53 < (mask == other).float().mean() < 0.63
 
 
 @pytest.mark.parametrize("length", [128, 200, 512])
@@ -83,6 +140,23 @@ def test_large_scores_do_not_overflow(length, device, seed, normal, near):
     qkv = (qkv * 40).detach().requires_grad_()
     wanted = written_out(qkv, documents, 1, seed, 0.0)
     found, logs = attend(qkv, documents, 1, seed, 0.0)
+    near(found, wanted, share=1e-4)
+    of_qkv = attend_backward(found, qkv, documents, found, logs, 1, seed, 0.0)
+    near(of_qkv, torch.autograd.grad(wanted, qkv, found)[0], share=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # in what is not stored
+@pytest.mark.parametrize("length", [40, 150])
+def test_where_all_scores_are_low_nothing_beyond_the_end_counts(length, device, seed, normal, near):
+    """A score of zero would be infinitely likely beside them."""
+    documents = torch.zeros(1, length, dtype=torch.int32, device=device)
+    qkv = normal(length, 3, 16).detach() / 4
+    qkv[:, 0] += 6
+    qkv[:, 1] -= 6
+    qkv = qkv.flatten(1).requires_grad_()
+    wanted = written_out(qkv, documents, 1, seed, 0.0)
+    found, logs = attend(qkv, documents, 1, seed, 0.0)
+    assert logs.max() < -150
     near(found, wanted, share=1e-4)
     of_qkv = attend_backward(found, qkv, documents, found, logs, 1, seed, 0.0)
     near(of_qkv, torch.autograd.grad(wanted, qkv, found)[0], share=1e-3)
@@ -134,7 +208,8 @@ def test_which_heads_fit():
 
 
 def test_tiles_fit():
-    """What is tested as long is; keys for dropout are made for whole tiles of `WIDE`."""
-    assert max(length for _, length, *_ in SHORT_ROWS) == WIDE
-    assert min(length for _, length, *_ in LONG_ROWS) > WIDE
-    assert WIDE % LONG["WIDE"] == WIDE % QUERIES["WIDE"] == 0
+    """What is tested as long is; tiles over keys hold whole pairs of dropout."""
+    assert max(length for _, length, *_ in SHORT_ROWS) == SHORT == BACKWARD["WIDE"]
+    assert min(length for _, length, *_ in LONG_ROWS) == SHORT + 1
+    over_keys = [tiles["WIDE"] for tiles in (FORWARD, BACKWARD, LONG, QUERIES)] + [KEYS["TALL"]]
+    assert all(width % 16 == 0 for width in over_keys)

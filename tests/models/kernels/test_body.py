@@ -9,8 +9,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.models.encoder import EncoderConfig, Layer
 from electra.models.kernels import body
+from electra.models.kernels.attention_dropout import keep_table
 from electra.models.kernels.body import NAMES, Body, Shape
-from electra.models.kernels.dropout import keep_mask, keep_table
+from electra.models.kernels.dropout import keep_mask
 
 EPS = 1e-12
 
@@ -70,8 +71,11 @@ def test_every_parameter_of_a_layer_travels():
 def test_the_layers(
     narrow, rows, length, hidden, heads, inner, device, layers, normal, near, monkeypatch
 ):
-    """Narrow and wide models go back through the feed-forward part on two ways."""
+    """Narrow and wide models go back through the feed-forward part on two ways; and gradients of
+    matrices come from one product for all layers, or one for each."""
     monkeypatch.setattr(body, "shallow", lambda _: narrow)
+    if not narrow:
+        monkeypatch.setattr(body, "SMALL", 0)
     made, x = layers(hidden, heads, inner), normal(rows * length, hidden)
     documents = texts(rows, length, device)
     mask = (documents[:, None, :, None] == documents[:, None, None, :]).contiguous()
@@ -96,14 +100,16 @@ def with_dropout(layer, x, documents, seeds, p, attention_p):
     return layer.output_norm(x + inner * keep_mask(x.shape, seeds[2], p))
 
 
+@pytest.mark.parametrize(("hidden", "heads"), [(48, 3), (64, 2)])
 @pytest.mark.parametrize(
     ("p", "attention_p", "recompute"),
     [(0.3, 0.0, False), (0.0, 0.2, False), (0.2, 0.3, False), (0.2, 0.3, True)],
 )
 def test_the_layers_with_dropout(
-    p, attention_p, recompute, device, layers, normal, near, monkeypatch
+    p, attention_p, recompute, hidden, heads, device, layers, normal, near, monkeypatch
 ):
-    rows, length, hidden, heads = 2, 21, 48, 3
+    """Of a width where a product and LayerNorm are two kernels, and of one where they are one."""
+    rows, length = 2, 21
     seeds = body.draw_seeds(6, device)
     monkeypatch.setattr(body, "draw_seeds", lambda *_: seeds)
     made, x, documents = layers(hidden, heads), normal(rows * length, hidden), texts(2, 21, device)

@@ -8,37 +8,94 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton
 import triton.language as tl
 
+from electra.models.kernels.attention_dropout import (
+    INFINITY,
+    drop_count,
+    dropped,
+    keep_table,
+    keys_at,
+    pair_bits,
+    rescale,
+    slopes,
+)
 from electra.models.kernels.dropout import (
+    bit_keys,
     draw_seeds,
     keep_mask,
-    keep_table,
     random_bits,
-    random_keys,
-    scramble,
     threshold,
 )
 
+RATES = (0.1, 0.48, 0.5, 0.9)
+
 
 @triton.jit
-def bits_kernel(seed, flat, table, COUNT: tl.constexpr, WIDE: tl.constexpr):
-    """Both kinds of bits, as numbers that torch has."""
+def bits_kernel(seed, flat, COUNT: tl.constexpr):
+    """As numbers that torch has."""
     at = tl.arange(0, COUNT)
     tl.store(flat + at, random_bits(at, seed).to(tl.int64))
-    column = tl.arange(0, WIDE)
-    down, across = random_keys(at, seed, 0), random_keys(column, seed, 1)
-    to = table + at[:, None] * WIDE + column[None, :]
-    tl.store(to, scramble(down[:, None] ^ across[None, :]).to(tl.int64))
+
+
+@triton.jit
+def tables_kernel(seed, tables, drop: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+    """A table of ones with dropout; the same as (columns, queries); and 2 * kept * 3 + 2 * 5."""
+    m, n = tl.arange(0, TALL), tl.arange(0, WIDE)
+    of_queries, of_pairs = bit_keys(seed)
+    down, across = keys_at(m, of_queries), keys_at(tl.arange(0, WIDE // 2), of_pairs)
+    bits = pair_bits(down, across, 1)
+    ones = tl.full((TALL, WIDE), 1.0, tl.float32)
+    turned = dropped(tl.trans(ones), pair_bits(down, across, 0), drop, 0)
+    both = slopes(ones * 2, ones * 3, tl.full((TALL, 1), 5.0, tl.float32), bits, drop)
+    to = tables + m[:, None] * WIDE + n[None, :]
+    tl.store(to, dropped(ones, bits, drop, 1))
+    tl.store(to + TALL * WIDE, tl.trans(turned))
+    tl.store(to + 2 * TALL * WIDE, both)
 
 
 @pytest.mark.parametrize("keys", [(123456789, -987654321), (0, 0), (-1, 2**31 - 1)])
 def test_the_twins_have_the_bits_of_the_kernels(keys, device):
     seed = torch.tensor([*keys, 0, 0], dtype=torch.int32, device=device)
     flat = torch.zeros(512, dtype=torch.int64, device=device)
-    table = torch.zeros(512, 32, dtype=torch.int64, device=device)
-    bits_kernel[(1,)](seed, flat, table, 512, 32)
-    for p in (0.1, 0.5, 0.9):
+    bits_kernel[(1,)](seed, flat, 512)
+    tables = torch.zeros(3, 512, 32, device=device)
+    for p in RATES:
         assert torch.equal((flat >= threshold(p)) / (1 - p), keep_mask((512,), seed, p))
-        assert torch.equal((table >= threshold(p)) / (1 - p), keep_table(512, 32, seed, p))
+        tables_kernel[(1,)](seed, tables, drop_count(p), 512, 32)
+        kept = keep_table(512, 32, seed, p) > 0
+        assert torch.equal(tables, torch.stack([kept, kept, 6 * kept + 10]).float())
+
+
+@triton.jit
+def patterns_kernel(words, out, drop: tl.constexpr):
+    """A tile of ones, 16 x 128, after dropout by given words."""
+    row, pair, column = tl.arange(0, 16), tl.arange(0, 64), tl.arange(0, 128)
+    bits = tl.load(words + tl.program_id(0) * 1024 + row[:, None] * 64 + pair[None, :])
+    bits = tl.reshape(bits.to(tl.uint32), (16, 8, 8))
+    to = out + tl.program_id(0) * 2048 + row[:, None] * 128 + column[None, :]
+    tl.store(to, dropped(tl.full((16, 128), 1.0, tl.float32), bits, drop, 1))
+
+
+@pytest.mark.parametrize("drop", [1, 6554, 0x7C00, 0x7C01, 40000, 65535])
+def test_the_patterns_that_drop_an_element(drop, device):
+    """Exactly as many as they should be, in either half of a word."""
+    lower = torch.arange(65536, device=device)
+    upper = lower * 40503 % 65536  # in another order
+    out = torch.zeros(8192, 2, 8, device=device)  # eight words, lower and upper halves
+    patterns_kernel[(64,)](lower | (upper << 16), out, drop)
+    for bits, kept in zip((lower, upper), out.unbind(1), strict=True):
+        gone = kept.flatten()[bits.argsort()] == 0
+        assert gone.sum() == drop
+        assert gone[[(0x7C00 - i) % 65536 for i in range(drop)]].all()
+        if drop <= INFINITY.value:
+            numbers = lower.short().view(torch.float16)
+            assert torch.equal(gone, numbers >= numbers[0x7C01 - drop])
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-5, 0.1, 0.3333, 0.4843, 0.4845, 0.5, 0.97, 0.9999])
+def test_the_rate_of_attentions_dropout_and_its_expectation(p):
+    assert abs(drop_count(p) / 65536 - p) <= 0.5 / 65536
+    assert (1 - drop_count(p) / 65536) * rescale(p) == pytest.approx(1, rel=1e-12)
+    assert rescale(1 - 1e-9) == 65536  # no division by zero
 
 
 def kept(shape: tuple[int, int], seed: torch.Tensor, p: float, kind: str) -> torch.Tensor:
@@ -72,12 +129,15 @@ def test_neighbours_and_seeds_have_nothing_in_common(kind, p):
         return (a * b).mean().abs().item() < 6 / a.numel() ** 0.5
 
     for x in seen:
-        for shift in (1, 2, 3, 16, 128):
+        for shift in (1, 2, 3, 8, 16, 128):
             assert apart(x[:, shift:], x[:, :-shift])
             assert apart(x[shift:], x[:-shift])
         assert apart(x[1:, 1:], x[:-1, :-1])
         corners = x[1:, 1:] * x[:-1, 1:], x[1:, :-1] * x[:-1, :-1]  # a table is made of two keys
         assert apart(*corners)
+        lower, upper = x.view(len(x), -1, 2, 8).unbind(2)  # the two whom one word decides about
+        assert apart(lower, upper)
+        assert apart(lower[1:], upper[:-1])
     for i, x in enumerate(seen):
         for y in seen[:i]:
             assert apart(x, y)

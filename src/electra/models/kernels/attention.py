@@ -11,17 +11,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.models.kernels.dropout import random_keys, scramble, threshold
+from electra.models.kernels.attention_dropout import (
+    drop_count,
+    dropped,
+    keys_at,
+    pair_bits,
+    rescale,
+    slopes,
+)
+from electra.models.kernels.dropout import bit_keys
 from electra.models.kernels.launch import programs
 
-WIDE = 128
-"""Rows up to this length are short: one tile of keys, and one kernel for all of the way back."""
-FORWARD = {"TALL": 64, "WIDE": WIDE, "num_warps": 4, "num_stages": 1, "maxnreg": 168}
-BACKWARD = {"TALL": 32, "WIDE": WIDE, "num_warps": 4, "num_stages": 1}
-LONG = {"TALL": 64, "WIDE": 64, "num_warps": 4, "num_stages": 3, "maxnreg": 168}
-QUERIES = {"TALL": 64, "WIDE": 64, "num_warps": 4, "num_stages": 3, "maxnreg": 168}
-KEYS = {"TALL": 64, "WIDE": 32, "num_warps": 4, "num_stages": 3, "maxnreg": 168}
-"""The fastest on an H200: forth and back for short rows; forth, and back in two, for long ones."""
+SHORT = 128
+"""Rows up to this length have one kernel for all of the way back."""
+FORWARD = {"TALL": 64, "WIDE": 64, "num_warps": 4, "num_stages": 2, "maxnreg": 128}
+BACKWARD = {"TALL": 32, "WIDE": SHORT, "num_warps": 8, "num_stages": 1, "maxnreg": 128}
+LONG = {"TALL": 128, "WIDE": 64, "num_warps": 8, "num_stages": 3, "maxnreg": 128}
+QUERIES = {"TALL": 64, "WIDE": 32, "num_warps": 4, "num_stages": 4, "maxnreg": 128}
+KEYS = {"TALL": 64, "WIDE": 64, "num_warps": 4, "num_stages": 3}
+"""The fastest on an H200: forth and back for short rows; forth, and back in two, for long ones. The
+keys of a tile are a multiple of 16, as the pairs of dropout want it."""
 SUM = {"TALL": 128, "WIDE": 64}
 LOG2E = 1.4426950408889634
 LN2 = tl.constexpr(1 / LOG2E)
@@ -29,59 +38,55 @@ LN2 = tl.constexpr(1 / LOG2E)
 
 
 def attend(
-    qkv: Tensor, documents: Tensor, heads: int, seed: Tensor, p: float
-) -> tuple[Tensor, Tensor]:
-    """The mixtures (tokens, heads x size), and the logarithms of the softmax's denominators."""
+    qkv: Tensor, documents: Tensor, heads: int, seed: Tensor, p: float, out: Tensor
+) -> Tensor:
+    """`out` gets the mixtures (tokens, heads x size); returns the logarithms of the softmax's
+    denominators."""
     rows, length = documents.shape
     size = qkv.shape[1] // (3 * heads)
-    out = torch.empty(len(qkv), heads * size, dtype=qkv.dtype, device=qkv.device)
     logs = torch.empty(rows, heads, length, dtype=torch.float32, device=qkv.device)
-    short = length <= WIDE
-    tiles = FORWARD if short else LONG
-    keys = seed if short else column_keys(length, seed)
-    grid = (rows * heads * triton.cdiv(length, tiles["TALL"]),)
-    tensors = (qkv, documents, keys, out, logs, seed)
-    attend_kernel[grid](
-        *tensors, length, heads, LOG2E * size**-0.5, threshold(p), 1 / (1 - p),
-        FULL=triton.next_power_of_2(length), SIZE=size, LONG=not short, **tiles,
+    tiles = FORWARD if length <= SHORT else LONG
+    attend_kernel[(rows * heads * triton.cdiv(length, tiles["TALL"]),)](
+        qkv, documents, out, logs, seed, *_numbers(length, heads, size, p),
+        FULL=triton.next_power_of_2(length), SIZE=size, LONG=length > SHORT,
+        EVEN=_even(length, tiles), **tiles,
     )  # fmt: skip
-    return out, logs
+    return logs
 
 
 def attend_backward(
     grad: Tensor, qkv: Tensor, documents: Tensor, out: Tensor, logs: Tensor, heads: int,
-    seed: Tensor, p: float,
-) -> Tensor:  # fmt: skip
-    """The gradient of `qkv`."""
+    seed: Tensor, p: float, of_qkv: Tensor,
+) -> None:  # fmt: skip
+    """`of_qkv` gets the gradient of `qkv`."""
     rows, length = documents.shape
     size = qkv.shape[1] // (3 * heads)
-    of_qkv = torch.empty_like(qkv)
-    numbers = (length, heads, LOG2E * size**-0.5, threshold(p), 1 / (1 - p))
-    if length <= WIDE:
-        tensors = (grad, qkv, documents, out, logs, of_qkv, seed)
-        backward_kernel[(rows * heads,)](*tensors, *numbers, SIZE=size, **BACKWARD)
-        return of_qkv
-    alongs, downs = torch.empty_like(logs), torch.empty_like(logs, dtype=torch.int32)
-    tensors = (grad, qkv, documents, logs, alongs, downs, of_qkv)
+    numbers = _numbers(length, heads, size, p)
+    if length <= SHORT:
+        backward_kernel[(rows * heads,)](
+            grad, qkv, documents, out, logs, of_qkv, seed, *numbers, SIZE=size,
+            EVEN=_even(length, BACKWARD), **BACKWARD,
+        )  # fmt: skip
+        return
+    notes = logs.new_empty(*logs.shape, 4)
     full = triton.next_power_of_2(length)
     queries_kernel[(rows * heads * triton.cdiv(length, QUERIES["TALL"]),)](
-        *tensors, out, column_keys(length, seed), seed, *numbers, FULL=full, SIZE=size, **QUERIES,
+        grad, qkv, documents, out, logs, notes, of_qkv, seed, *numbers, FULL=full, SIZE=size,
+        EVEN=_even(length, QUERIES), **QUERIES,
     )  # fmt: skip
     keys_kernel[(rows * heads * triton.cdiv(length, KEYS["TALL"]),)](
-        *tensors, seed, *numbers, FULL=full, SIZE=size, **KEYS
-    )
-    return of_qkv
+        grad, qkv, documents, notes, of_qkv, seed, *numbers, FULL=full, SIZE=size,
+        EVEN=_even(length, KEYS), **KEYS,
+    )  # fmt: skip
 
 
-def column_keys(length: int, seed: Tensor) -> Tensor:
-    """The keys of the columns for dropout, which all rows and heads have in common.
+def _numbers(length: int, heads: int, size: int, p: float) -> tuple[int, int, float, int, float]:
+    return length, heads, LOG2E * size**-0.5, drop_count(p), rescale(p)
 
-    A thread has two elements of a column: to hash its key would cost more than what follows.
-    """
-    tiles = triton.cdiv(length, WIDE)
-    keys = torch.empty(tiles * WIDE, dtype=torch.int32, device=seed.device)
-    column_keys_kernel[(tiles,)](keys, seed, WIDE=WIDE)
-    return keys
+
+def _even(length: int, tiles: dict[str, int]) -> bool:
+    """Whether no tile ends beyond the row: then nothing has to be masked."""
+    return length % tiles["TALL"] == length % tiles["WIDE"] == 0
 
 
 def bias_backward(of_qkv: Tensor, sums: Tensor) -> None:
@@ -103,12 +108,6 @@ def bias_parts(rows: int, width: int, device: torch.device) -> int:
 def attention_fits(size: int) -> bool:
     """Whether heads of this size can be computed here."""
     return size in (16, 32, 64, 128)
-
-
-@triton.jit
-def column_keys_kernel(keys, seed, WIDE: tl.constexpr):
-    n = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
-    tl.store(keys + n, random_keys(n, seed, 1))
 
 
 @triton.jit
@@ -134,27 +133,51 @@ def reach(papers, begin, length, TALL: tl.constexpr, FULL: tl.constexpr):
 
 
 @triton.jit
-def within(scores, mine, papers, start, stretch):
+def within(scores, mine, papers, start, length, stretch, EVEN: tl.constexpr):
     """Scores of a tile, from `start` on, of which those between two documents count nothing."""
     first, end, one = stretch
     WIDE: tl.constexpr = scores.shape[1]
     if not (one and start >= first and start + WIDE <= end):
         line = tl.arange(0, WIDE)
-        theirs = tl.load(papers + start + line, line < end - start, -2)
+        theirs = fetch(papers + start + line, line < length - start, -2, EVEN)
         scores = tl.where(mine[:, None] == theirs[None, :], scores, -1e30)
     return scores
 
 
 @triton.jit
-def kept(down, across, drop: tl.constexpr):
-    return scramble(down.to(tl.uint32)[:, None] ^ across.to(tl.uint32)[None, :]) >= drop
+def fetch(at, inside, other, EVEN: tl.constexpr):
+    """A load; the mask costs instructions, and is left out where nothing is outside."""
+    if EVEN:
+        return tl.load(at)
+    else:
+        return tl.load(at, inside, other)
+
+
+@triton.jit
+def note(notes, place, inside, log, back, key):
+    """What `keys_kernel` has to know of queries: 16 bytes each, which one instruction loads."""
+    key = key.to(tl.float32, bitcast=True)
+    four = tl.join(tl.join(log, key), tl.join(back, tl.zeros_like(back)))
+    at = notes + place[:, None] * 4 + tl.arange(0, 4)[None, :]
+    tl.store(at, tl.reshape(four, (place.shape[0], 4)), inside[:, None])
+
+
+@triton.jit
+def noted(notes, inside, EVEN: tl.constexpr):
+    """The logarithms, the `back` and the keys of as many queries as `inside` has."""
+    COUNT: tl.constexpr = inside.shape[0]
+    at = notes + tl.arange(0, COUNT)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    even, odd = tl.split(tl.reshape(fetch(at, inside[:, None], 0.0, EVEN), (COUNT, 2, 2)))
+    log, key = tl.split(even)
+    back, _ = tl.split(odd)
+    return log, back, key.to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def attend_kernel(
-    qkv, documents, keys, out, logs, seed, length, heads, scale, drop: tl.constexpr,
+    qkv, documents, out, logs, seed, length, heads, scale, drop: tl.constexpr,
     rescale: tl.constexpr, FULL: tl.constexpr, SIZE: tl.constexpr, LONG: tl.constexpr,
-    TALL: tl.constexpr, WIDE: tl.constexpr,
+    EVEN: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     row, head, both, begin = whose(length, heads, TALL)
     stride = 3 * heads * SIZE
@@ -162,12 +185,15 @@ def attend_kernel(
     papers = documents + row * length
     col = tl.arange(0, SIZE)
     m = begin + tl.arange(0, TALL)
-    q = tl.load(here + m[:, None] * stride + col[None, :], (m < length)[:, None], 0.0)
-    mine = tl.load(papers + m, m < length, 2**30)
-    first, end, one = 0, length, False
+    valid = (m < length)[:, None]
+    q = fetch(here + m[:, None] * stride + col[None, :], valid, 0.0, EVEN)
+    mine = fetch(papers + m, m < length, 2**30, EVEN)
+    first, end = 0, length
+    one = tl.load(papers) == tl.load(papers + length - 1)
     if LONG:
         first, end, one = reach(papers, begin, length, TALL, FULL)
-    down = random_keys(both * length + m, seed, 0)
+    of_queries, of_pairs = bit_keys(seed)
+    down = keys_at(both * length + m, of_queries)
     top = tl.full((TALL,), -1e20, tl.float32)
     total = tl.zeros((TALL,), tl.float32)
     mixed = tl.zeros((TALL, SIZE), tl.float32)
@@ -175,49 +201,37 @@ def attend_kernel(
         n = start + tl.arange(0, WIDE)
         inside = (n < length)[:, None]
         at = here + n[:, None] * stride + col[None, :]
-        k = tl.load(at + heads * SIZE, inside, 0.0)
-        v = tl.load(at + 2 * heads * SIZE, inside, 0.0)
-        across = tl.load(keys + n) if LONG else random_keys(n, seed, 1)
+        k = fetch(at + heads * SIZE, inside, 0.0, EVEN)
+        v = fetch(at + 2 * heads * SIZE, inside, 0.0, EVEN)
+        across = keys_at(start // 2 + tl.arange(0, WIDE // 2), of_pairs)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        scores = within(scores, mine, papers, start, (first, end, one))
+        scores = within(scores, mine, papers, start, length, (first, end, one), EVEN)
         high = tl.maximum(top, tl.max(scores, 1) * scale)
         odds = tl.exp2(scores * scale - high[:, None])
         shrink = tl.exp2(top - high)
         total = total * shrink + tl.sum(odds, 1)
-        if drop > 0:
-            # Not `where`: the compiler would choose after the rounding, between halves of words.
-            odds *= kept(down, across, drop).to(tl.float32)
+        used = dropped(odds, pair_bits(down, across, 1), drop, 1)
         mixed = mixed * shrink[:, None]
-        mixed = tl.dot(odds.to(v.dtype), v, mixed, input_precision="ieee")
+        mixed = tl.dot(used.to(v.dtype), v, mixed, input_precision="ieee")
         top = high
     total = tl.maximum(total, 1e-30)  # queries beyond the end have seen nothing
     mixed = mixed * (rescale / total)[:, None]
     to = (row.to(tl.int64) * length + m[:, None]) * heads * SIZE + head * SIZE + col[None, :]
-    tl.store(out + to, mixed, (m < length)[:, None])
+    tl.store(out + to, mixed, valid)
     tl.store(logs + both * length + m, top + tl.log2(total), m < length)
-
-
-@triton.jit
-def slopes(scores, slope, log, along, keep, drop: tl.constexpr):
-    """What the values are mixed with, and the slope of the scores, from that of the mixture.
-
-    All without `rescale`, by which the sums are multiplied in the end.
-    """
-    odds = tl.exp2(scores - log)
-    used = odds
-    if drop > 0:
-        used = tl.where(keep, odds, 0.0)
-    return used, used * slope - odds * along
 
 
 @triton.jit
 def backward_kernel(
     grad, qkv, documents, out, logs, of_qkv, seed, length, heads, scale, drop: tl.constexpr,
-    rescale: tl.constexpr, SIZE: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
+    rescale: tl.constexpr, SIZE: tl.constexpr, EVEN: tl.constexpr, TALL: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """All of one head of a short row, so that nothing has to be added up between programs.
 
     Tiles are (keys, queries): so the two products whose sums stay here need no transposition.
+    The slope of a score is used * slope + odds * back, where back is minus the sum of the former
+    over all keys; all without `rescale`, by which the sums are multiplied in the end.
     """
     row, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     wide = heads * SIZE
@@ -231,12 +245,14 @@ def backward_kernel(
     papers = documents + row * length
     col = tl.arange(0, SIZE)
     n = tl.arange(0, WIDE)
-    theirs = tl.load(papers + n, n < length, -1)
+    theirs = fetch(papers + n, n < length, -1, EVEN)
+    one = EVEN and tl.load(papers) == tl.load(papers + length - 1)
     at = n[:, None] * stride + col[None, :]
     inside = (n < length)[:, None]
-    k = tl.load(here + at + wide, inside, 0.0)
-    v = tl.load(here + at + 2 * wide, inside, 0.0)
-    across = random_keys(n, seed, 1)
+    k = fetch(here + at + wide, inside, 0.0, EVEN)
+    v = fetch(here + at + 2 * wide, inside, 0.0, EVEN)
+    of_queries, of_pairs = bit_keys(seed)
+    across = keys_at(tl.arange(0, WIDE // 2), of_pairs)
     of_k = tl.zeros((WIDE, SIZE), tl.float32)
     of_v = tl.zeros((WIDE, SIZE), tl.float32)
     for begin in range(0, length, TALL):
@@ -244,21 +260,23 @@ def backward_kernel(
         valid = (m < length)[:, None]
         to = m[:, None] * stride + col[None, :]
         spot = m[:, None] * wide + col[None, :]
-        q = tl.load(here + to, valid, 0.0)
-        g = tl.load(grad + spot, valid, 0.0)
-        o = tl.load(out + spot, valid, 0.0)
-        mine = tl.load(papers + m, m < length, -2)
-        log = tl.load(logs + m, m < length, 0.0)
+        q = fetch(here + to, valid, 0.0, EVEN)
+        g = fetch(grad + spot, valid, 0.0, EVEN)
+        o = fetch(out + spot, valid, 0.0, EVEN)
+        log = fetch(logs + m, m < length, 0.0, EVEN)
         scores = tl.dot(k, tl.trans(q), input_precision="ieee")
         slope = tl.dot(v, tl.trans(g), input_precision="ieee")
-        along = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1) / rescale
-        scores = tl.where(theirs[:, None] == mine[None, :], scores, -1e30)
-        keep = kept(across, random_keys(tl.program_id(0) * length + m, seed, 0), drop)
-        used, ds = slopes(scores * scale, slope, log[None, :], along[None, :], keep, drop)
-        ds = ds.to(q.dtype)
+        back = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1) * (-1 / rescale)
+        if not one:
+            mine = fetch(papers + m, m < length, -2, EVEN)
+            scores = tl.where(theirs[:, None] == mine[None, :], scores, -1e30)
+        odds = tl.exp2(scores * scale - log[None, :])
+        down = keys_at(tl.program_id(0) * length + m, of_queries)
+        used = dropped(odds, pair_bits(down, across, 0), drop, 0)
+        ds = (used * slope + odds * back[None, :]).to(q.dtype)
         of_v = tl.dot(used.to(g.dtype), g, of_v, input_precision="ieee")
         of_k = tl.dot(ds, q, of_k, input_precision="ieee")
-        of_q = tl.dot(tl.trans(ds), k, input_precision="ieee")
+        of_q = tl.trans(tl.dot(tl.trans(k), ds, input_precision="ieee"))
         tl.store(there + to, of_q * (scale * LN2 * rescale), valid)
     tl.store(there + at + wide, of_k * (scale * LN2 * rescale), inside)
     tl.store(there + at + 2 * wide, of_v * rescale, inside)
@@ -266,11 +284,11 @@ def backward_kernel(
 
 @triton.jit
 def queries_kernel(
-    grad, qkv, documents, logs, alongs, downs, of_qkv, out, keys, seed, length, heads, scale,
+    grad, qkv, documents, out, logs, notes, of_qkv, seed, length, heads, scale,
     drop: tl.constexpr, rescale: tl.constexpr, FULL: tl.constexpr, SIZE: tl.constexpr,
-    TALL: tl.constexpr, WIDE: tl.constexpr,
+    EVEN: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a tile of queries of a long row; `alongs` and `downs` are for `keys_kernel`.
+    """The gradient of a tile of queries of a long row; `notes` are for `keys_kernel`.
 
     Both compute the scores: else one would have to add up the other's gradient in the memory, and
     wait for it.
@@ -286,38 +304,39 @@ def queries_kernel(
     valid = (m < length)[:, None]
     to = m[:, None] * stride + col[None, :]
     spot = base * wide + head * SIZE + m[:, None] * wide + col[None, :]
-    q = tl.load(here + to, valid, 0.0)
-    g = tl.load(grad + spot, valid, 0.0)
-    o = tl.load(out + spot, valid, 0.0)
-    mine = tl.load(papers + m, m < length, 2**30)
+    q = fetch(here + to, valid, 0.0, EVEN)
+    g = fetch(grad + spot, valid, 0.0, EVEN)
+    o = fetch(out + spot, valid, 0.0, EVEN)
+    mine = fetch(papers + m, m < length, 2**30, EVEN)
     place = both * length + m
-    log = tl.load(logs + place, m < length, 0.0)
-    along = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1) / rescale
-    down = random_keys(place, seed, 0)
-    tl.store(alongs + place, along, m < length)
-    tl.store(downs + place, down, m < length)
+    log = fetch(logs + place, m < length, 0.0, EVEN)
+    back = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1) * (-1 / rescale)
+    of_queries, of_pairs = bit_keys(seed)
+    down = keys_at(place, of_queries)
+    note(notes, place, m < length, log, back, down)
     of_q = tl.zeros((TALL, SIZE), tl.float32)
     first, end, one = reach(papers, begin, length, TALL, FULL)
     for start in range(first // WIDE * WIDE, end, WIDE):
         n = start + tl.arange(0, WIDE)
         inside = (n < length)[:, None]
         at = here + n[:, None] * stride + col[None, :]
-        k = tl.load(at + wide, inside, 0.0)
-        v = tl.load(at + 2 * wide, inside, 0.0)
+        k = fetch(at + wide, inside, 0.0, EVEN)
+        v = fetch(at + 2 * wide, inside, 0.0, EVEN)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         slope = tl.dot(g, tl.trans(v), input_precision="ieee")
-        across = tl.load(keys + n)
-        scores = within(scores, mine, papers, start, (first, end, one))
-        keep = kept(down, across, drop)
-        _, ds = slopes(scores * scale, slope, log[:, None], along[:, None], keep, drop)
+        across = keys_at(start // 2 + tl.arange(0, WIDE // 2), of_pairs)
+        scores = within(scores, mine, papers, start, length, (first, end, one), EVEN)
+        odds = tl.exp2(scores * scale - log[:, None])
+        bits = pair_bits(down, across, 1)
+        ds = slopes(odds, slope, back[:, None], bits, drop)
         of_q = tl.dot(ds.to(k.dtype), k, of_q, input_precision="ieee")
     tl.store(of_qkv + base * stride + head * SIZE + to, of_q * (scale * LN2 * rescale), valid)
 
 
 @triton.jit
 def keys_kernel(
-    grad, qkv, documents, logs, alongs, downs, of_qkv, seed, length, heads, scale,
-    drop: tl.constexpr, rescale: tl.constexpr, FULL: tl.constexpr, SIZE: tl.constexpr,
+    grad, qkv, documents, notes, of_qkv, seed, length, heads, scale, drop: tl.constexpr,
+    rescale: tl.constexpr, FULL: tl.constexpr, SIZE: tl.constexpr, EVEN: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a tile of keys and their values of a long row, after `queries_kernel`."""
@@ -332,28 +351,27 @@ def keys_kernel(
     n = begin + tl.arange(0, TALL)
     inside = (n < length)[:, None]
     at = n[:, None] * stride + col[None, :]
-    k = tl.load(here + at + wide, inside, 0.0)
-    v = tl.load(here + at + 2 * wide, inside, 0.0)
-    theirs = tl.load(papers + n, n < length, 2**30)
-    across = random_keys(n, seed, 1)
+    k = fetch(here + at + wide, inside, 0.0, EVEN)
+    v = fetch(here + at + 2 * wide, inside, 0.0, EVEN)
+    theirs = fetch(papers + n, n < length, 2**30, EVEN)
+    _, of_pairs = bit_keys(seed)
+    across = keys_at(begin // 2 + tl.arange(0, TALL // 2), of_pairs)
     of_k = tl.zeros((TALL, SIZE), tl.float32)
     of_v = tl.zeros((TALL, SIZE), tl.float32)
     first, end, one = reach(papers, begin, length, TALL, FULL)
     for start in range(first // WIDE * WIDE, end, WIDE):
-        line = tl.arange(0, WIDE)
-        m = start + line
+        m = start + tl.arange(0, WIDE)
         valid = (m < length)[:, None]
-        q = tl.load(here + m[:, None] * stride + col[None, :], valid, 0.0)
-        g = tl.load(grad + m[:, None] * wide + col[None, :], valid, 0.0)
+        q = fetch(here + m[:, None] * stride + col[None, :], valid, 0.0, EVEN)
+        g = fetch(grad + m[:, None] * wide + col[None, :], valid, 0.0, EVEN)
         scores = tl.dot(k, tl.trans(q), input_precision="ieee")
         slope = tl.dot(v, tl.trans(g), input_precision="ieee")
-        place = both * length + start  # one number, so that all addresses come from one
-        log = tl.load(logs + place + line, m < length, 0.0)
-        along = tl.load(alongs + place + line, m < length, 0.0)
-        down = tl.load(downs + place + line, m < length, 0)
-        scores = within(scores, theirs, papers, start, (first, end, one))
-        keep = kept(across, down, drop)
-        used, ds = slopes(scores * scale, slope, log[None, :], along[None, :], keep, drop)
+        # The place is one number, so that all addresses come from one.
+        log, back, down = noted(notes + (both * length + start) * 4, m < length, EVEN)
+        scores = within(scores, theirs, papers, start, length, (first, end, one), EVEN)
+        odds = tl.exp2(scores * scale - log[None, :])
+        used = dropped(odds, pair_bits(down, across, 0), drop, 0)
+        ds = used * slope + odds * back[None, :]
         of_v = tl.dot(used.to(g.dtype), g, of_v, input_precision="ieee")
         of_k = tl.dot(ds.to(q.dtype), q, of_k, input_precision="ieee")
     there = of_qkv + base * stride + head * SIZE + at

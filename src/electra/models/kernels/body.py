@@ -1,8 +1,10 @@
 """All layers of an encoder as one function: what `electra.models.encoder.Layer` says, fused.
 
-A layer is eight kernels forward and about fourteen back. The residual stream is in the precision
-of the products. Kept for the way back: per token and layer 16 x width numbers, gelu's value among
-them: to compute it again would save a quarter, but it would have to be written a second time.
+A layer is six kernels forward, eight in a wide model, and about fourteen back. The residual stream
+is in the precision of the products. Kept for the way back: per token and layer 16 x width numbers,
+gelu's value among them: to compute it again would save a quarter, but it would have to be written a
+second time.
+Where rows are few, the gradients of the matrices wait for the last layer, and are found together.
 """
 
 from collections.abc import Sequence
@@ -20,6 +22,7 @@ from electra.models.kernels.attention import (
 from electra.models.kernels.dropout import draw_seeds
 from electra.models.kernels.ffn import contract_backward, contract_parts, shallow
 from electra.models.kernels.gelu import bias_gelu, bias_gelu_backward_, gelu_parts
+from electra.models.kernels.join import joins, product_norm
 from electra.models.kernels.norm import add_norm, add_norm_backward, norm_parts
 
 NAMES = (
@@ -39,6 +42,10 @@ NAMES = (
 """The parameters of a layer in the order in which they travel; the first five take part in
 products, and are cast."""
 CAST = 5
+SMALL = 5e9
+"""Multiplications."""
+PARTS = 4
+"""In which the tokens of a product for all layers are cut, to have work for all processors."""
 
 
 class Shape(NamedTuple):
@@ -52,18 +59,32 @@ class Shape(NamedTuple):
     """Keep each layer's input alone, and compute the rest again on the way back."""
 
 
-class Kept(NamedTuple):
-    """What one layer keeps for the way back."""
+class Forth(NamedTuple):
+    """Factors of the gradients of the four matrices that the way forth has."""
 
     x: Tensor
-    qkv: Tensor
     mixed: Tensor
+    y: Tensor
+    active: Tensor
+
+
+class Back(NamedTuple):
+    """The other factors, which the way back finds."""
+
+    of_qkv: Tensor
+    of_attended: Tensor
+    of_inner: Tensor
+    of_outer: Tensor
+
+
+class Kept(NamedTuple):
+    """What else one layer keeps for the way back."""
+
+    qkv: Tensor
     logs: Tensor
     normal1: Tensor
     scale1: Tensor
-    y: Tensor
     inner: Tensor
-    active: Tensor
     normal2: Tensor
     scale2: Tensor
 
@@ -76,11 +97,21 @@ class Body(torch.autograd.Function):
         layers = _cut(params, len(NAMES))
         cast = cast_all([p for layer in layers for p in layer[:CAST]], x.dtype)
         seeds = draw_seeds(3 * len(layers), x.device).view(len(layers), 3, -1)
+        room = 1 if shape.recompute else len(layers)
+        forth = Forth._make(empties(x, room, forth_widths(layers[0])))
+        if not shape.recompute:
+            forth.x[0] = x
         kept: list[Tensor] = []
-        for layer, products, seed in zip(layers, _cut(cast, CAST), seeds, strict=True):
-            before = x
-            x, saved = forward(x, documents, shape, seed, [*products, *layer[CAST:]])
-            kept += [before] if shape.recompute else saved
+        for n, (layer, products) in enumerate(zip(layers, _cut(cast, CAST), strict=True)):
+            own = Forth._make(t[n % room] for t in forth)
+            if shape.recompute:
+                own = own._replace(x=x)
+            out = forth.x[n + 1] if n + 1 < room else torch.empty_like(x)
+            saved = forward(own, documents, shape, seeds[n], [*products, *layer[CAST:]], out)
+            kept += [x] if shape.recompute else saved
+            x = out
+        if not shape.recompute:
+            kept += forth
         ctx.save_for_backward(documents, seeds, *params, *cast, *kept)
         ctx.shape = shape
         return x
@@ -89,72 +120,114 @@ class Body(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad = grads[0].contiguous()  # that of a sum repeats one number
         documents, seeds, *rest = ctx.saved_tensors
-        count = len(seeds)
+        shape, count = ctx.shape, len(seeds)
         ends = len(NAMES) * count, (len(NAMES) + CAST) * count
         layers, cast = _cut(rest[: ends[0]], len(NAMES)), _cut(rest[ends[0] : ends[1]], CAST)
-        kept = _cut(rest[ends[1] :], 1 if ctx.shape.recompute else len(Kept._fields))
+        kept = _cut(rest[ends[1] :], 1 if shape.recompute else len(Kept._fields))
+        if shape.recompute:
+            forth = Forth._make(empties(grad, 1, forth_widths(layers[0])))
+        else:
+            forth = Forth._make(rest[-len(Forth._fields) :])
+        together = not shape.recompute and small(grad, layers[0])
+        widths = [len(matrix) for matrix in layers[0][:4]]
+        back = Back._make(empties(grad, count if together else 1, widths))
         sums = Sums(documents, layers)
-        matrices: list[list[Tensor]] = [[]] * count
+        matrices: list[Sequence[Tensor]] = []
         for n in reversed(range(count)):
             params = [*cast[n], *layers[n][CAST:]]
-            own = kept[n]
-            if ctx.shape.recompute:
-                own = forward(own[0], documents, ctx.shape, seeds[n], params)[1]
-            grad, matrices[n] = backward(
-                grad, Kept._make(own), documents, ctx.shape, seeds[n], params, sums, n
+            own = Forth._make(t[n % len(t)] for t in forth)
+            others: Sequence[Tensor] = kept[n]
+            if shape.recompute:
+                own = own._replace(x=kept[n][0])
+                out = torch.empty_like(grad)
+                others = forward(own, documents, shape, seeds[n], params, out)
+            found = Back._make(t[n % len(t)] for t in back)
+            grad = backward(
+                grad, own, Kept._make(others), documents, shape, seeds[n], params, found, sums, n
             )
+            if not together:
+                matrices.insert(0, [product(a.t(), b) for a, b in zip(found, own, strict=True)])
+        if together:
+            every = (products(a, b).unbind() for a, b in zip(back, forth, strict=True))
+            matrices = list(zip(*every, strict=True))
         vectors = sums.finish()
         of_params = [g for n in range(count) for g in (*matrices[n], *vectors[n])]
         return grad, None, None, *of_params
 
 
 def forward(
-    x: Tensor, documents: Tensor, shape: Shape, seeds: Tensor, p: Sequence[Tensor]
-) -> tuple[Tensor, Kept]:
-    """One layer."""
+    own: Forth, documents: Tensor, shape: Shape, seeds: Tensor, p: Sequence[Tensor], out: Tensor
+) -> Kept:
+    """One layer: from `own.x` the rest of `own`, and `out`."""
+    x, mixed, y, active = own
     w_qkv, w_attended, w_expand, w_contract, b_qkv = p[:5]
     b_attended, gain1, shift1, b_expand, b_contract, gain2, shift2 = p[5:]
     qkv = torch.addmm(b_qkv, x, w_qkv.t())
-    mixed, logs = attend(qkv, documents, shape.heads, seeds[0], shape.attention_dropout)
-    attended = mixed @ w_attended.t()
+    logs = attend(qkv, documents, shape.heads, seeds[0], shape.attention_dropout, mixed)
     norm1, norm2 = (gain1, shift1, shape.eps), (gain2, shift2, shape.eps)
-    y, normal1, scale1 = add_norm(attended, b_attended, x, norm1, seeds[1], shape.dropout)
+    rest = (b_attended, x, norm1, seeds[1], shape.dropout, y)
+    normal1, scale1 = product_and_norm(mixed, w_attended, *rest)
     inner = y @ w_expand.t()
-    active = bias_gelu(inner, b_expand)
-    outer = active @ w_contract.t()
-    out, normal2, scale2 = add_norm(outer, b_contract, y, norm2, seeds[2], shape.dropout)
-    return out, Kept(x, qkv, mixed, logs, normal1, scale1, y, inner, active, normal2, scale2)
+    bias_gelu(inner, b_expand, active)
+    rest = (b_contract, y, norm2, seeds[2], shape.dropout, out)
+    normal2, scale2 = product_and_norm(active, w_contract, *rest)
+    return Kept(qkv, logs, normal1, scale1, inner, normal2, scale2)
+
+
+def product_and_norm(x: Tensor, matrix: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """`add_norm` of a product, in one kernel or two."""
+    if joins(matrix):
+        return product_norm(x, matrix, *rest)
+    return add_norm(x @ matrix.t(), *rest)
 
 
 def backward(
-    grad: Tensor, kept: Kept, documents: Tensor, shape: Shape, seeds: Tensor, p: Sequence[Tensor],
-    sums: "Sums", number: int,
-) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
-    """The gradient of one layer's input and those of its four matrices."""
+    grad: Tensor, own: Forth, kept: Kept, documents: Tensor, shape: Shape, seeds: Tensor,
+    p: Sequence[Tensor], found: Back, sums: "Sums", number: int,
+) -> Tensor:  # fmt: skip
+    """The gradient of one layer's input; `found` gets factors of those of its matrices."""
     w_qkv, w_attended, w_expand, w_contract, _ = p[:5]
     _, gain1, _, b_expand, _, gain2, _ = p[5:]
-    residual, through = add_norm_backward(
-        grad, kept.normal2, kept.scale2, gain2, sums.norms[number, 1], seeds[2], shape.dropout
-    )
-    if shallow(w_contract.shape[0]):
-        of_inner = contract_backward(through, w_contract, kept.inner, b_expand, sums.gelu[number])
-    else:
-        of_inner = through @ w_contract
-        bias_gelu_backward_(of_inner, kept.inner, b_expand, sums.gelu[number])
-    of_contract = product(through.t(), kept.active)
-    of_expand = product(of_inner.t(), kept.y)
-    grad = residual.addmm_(of_inner, w_expand)
-    residual, through = add_norm_backward(
-        grad, kept.normal1, kept.scale1, gain1, sums.norms[number, 0], seeds[1], shape.dropout
-    )
-    of_attended = product(through.t(), kept.mixed)
-    of_qkv = attend_backward(
-        through @ w_attended, kept.qkv, documents, kept.mixed, kept.logs, shape.heads, seeds[0],
-        shape.attention_dropout,
+    grad = add_norm_backward(
+        grad, kept.normal2, kept.scale2, gain2, sums.norms[number, 1], seeds[2], shape.dropout,
+        found.of_outer,
     )  # fmt: skip
-    bias_backward(of_qkv, sums.qkv[number])
-    of_w_qkv = product(of_qkv.t(), kept.x)
-    return residual.addmm_(of_qkv, w_qkv), [of_w_qkv, of_attended, of_expand, of_contract]
+    parts = sums.gelu[number]
+    if shallow(w_contract.shape[0]):
+        through = found.of_outer
+        contract_backward(through, w_contract, kept.inner, b_expand, parts, found.of_inner)
+    else:
+        torch.mm(found.of_outer, w_contract, out=found.of_inner)
+        bias_gelu_backward_(found.of_inner, kept.inner, b_expand, parts)
+    grad.addmm_(found.of_inner, w_expand)
+    grad = add_norm_backward(
+        grad, kept.normal1, kept.scale1, gain1, sums.norms[number, 0], seeds[1], shape.dropout,
+        found.of_attended,
+    )  # fmt: skip
+    attend_backward(
+        found.of_attended @ w_attended, kept.qkv, documents, own.mixed, kept.logs, shape.heads,
+        seeds[0], shape.attention_dropout, found.of_qkv,
+    )  # fmt: skip
+    bias_backward(found.of_qkv, sums.qkv[number])
+    return grad.addmm_(found.of_qkv, w_qkv)
+
+
+def forth_widths(layer: Sequence[Tensor]) -> list[int]:
+    """Of the members of `Forth`: what each matrix is multiplied with."""
+    return [matrix.shape[1] for matrix in layer[:4]]
+
+
+def empties(like: Tensor, layers: int, widths: Sequence[int]) -> list[Tensor]:
+    """Room for factors of several layers."""
+    return [like.new_empty(layers, len(like), width) for width in widths]
+
+
+def small(x: Tensor, layer: Sequence[Tensor]) -> bool:
+    """Whether the gradient of a layer's largest matrix is too small a product for a GPU.
+
+    Then those of all layers are one product. It costs memory: the factors of all layers.
+    """
+    return len(x) * layer[2].numel() < SMALL
 
 
 class Sums:
@@ -186,6 +259,16 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype == torch.float32:
         return a @ b
     return torch.mm(a, b, out_dtype=torch.float32)
+
+
+def products(a: Tensor, b: Tensor) -> Tensor:
+    """What `product` gives of the transposed a and b, for each layer."""
+    layers, tokens = a.shape[:2]
+    parts = PARTS if tokens % PARTS == 0 else 1
+    a, b = (t.view(layers * parts, tokens // parts, -1) for t in (a, b))
+    a = a.transpose(1, 2)
+    c = torch.bmm(a, b) if a.dtype == torch.float32 else torch.bmm(a, b, out_dtype=torch.float32)
+    return c.unflatten(0, (layers, parts)).sum(1)
 
 
 def cast_all(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:

@@ -47,9 +47,12 @@ def bits_at(index, low, high):
 
 
 @triton.jit
-def random_keys(index, seed, side: tl.constexpr):
-    """For a table of random bits: scramble(keys of its rows, side 0, ^ keys of its columns, 1)."""
-    return mix(index.to(tl.uint32) + mix(tl.load(seed + side).to(tl.uint32)))
+def drop_rows(x, row, col, width, low, high, drop, rescale):
+    """`x`, at these rows and columns of a table, by what `random_bits` gives for their places: with
+    one product for a row and one for a column instead of one for each number."""
+    down = row.to(tl.uint32) * width * GOLDEN + low
+    bits = scramble((down + col.to(tl.uint32) * GOLDEN) ^ high)
+    return tl.where(bits >= drop, x * rescale, 0.0)
 
 
 @triton.jit
@@ -73,19 +76,15 @@ def threshold(p: float) -> int:
 
 def keep_mask(shape: tuple[int, ...], seed: Tensor, p: float) -> Tensor:
     """The twin of the kernels' dropout: the factors by which it multiplies."""
-    low, high = (_mix(int(key) & WORD) for key in seed[:2])
+    low, high = twin_keys(seed)
     index = torch.arange(torch.Size(shape).numel(), device=seed.device)
     bits = _scramble(((index * GOLDEN.value + low) & WORD) ^ high)
     return (bits >= threshold(p)).view(shape) / (1 - p)
 
 
-def keep_table(rows: int, columns: int, seed: Tensor, p: float) -> Tensor:
-    """The same for a table whose rows and columns have keys: (rows, columns)."""
-    down, across = (
-        _mix((torch.arange(count, device=seed.device) + _mix(int(key) & WORD)) & WORD)
-        for count, key in ((rows, seed[0]), (columns, seed[1]))
-    )
-    return (_scramble(down[:, None] ^ across) >= threshold(p)) / (1 - p)
+def twin_keys(seed: Tensor) -> tuple[int, int]:
+    """What `bit_keys` gives."""
+    return _mix(int(seed[0]) & WORD), _mix(int(seed[1]) & WORD)
 
 
 def _mix(x: Any) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from electra.models.kernels.gelu import bell_at, share_below, slope_at
 from electra.models.kernels.launch import programs
+from electra.models.kernels.sums import column_sums
 
 DEEPEST = 256
 """Up to this width a tile of the weights stays whole on the chip while rows pass by."""
@@ -26,19 +27,17 @@ def shallow(depth: int) -> bool:
 
 
 def contract_backward(
-    through: Tensor, weight: Tensor, inner: Tensor, bias: Tensor, sums: Tensor
-) -> Tensor:
+    through: Tensor, weight: Tensor, inner: Tensor, bias: Tensor, sums: Tensor, of_inner: Tensor
+) -> None:
     """From the gradient of the contracted, that of `inner`, whose gelu(inner + bias) it was.
 
     `sums` gets the bias's gradient in `contract_parts` parts.
     """
     (rows, depth), width = through.shape, weight.shape[1]
-    of_inner = torch.empty_like(inner)
     grid = (triton.cdiv(width, TILE["WIDE"]), len(sums))
     tensors = (through, weight, inner, bias, of_inner, sums)
     deep = max(16, triton.next_power_of_2(depth))
     contract_backward_kernel[grid](*tensors, rows, width, depth, DEEP=deep, **TILE)
-    return of_inner
 
 
 def contract_parts(rows: int, width: int, device: torch.device) -> int:
@@ -84,4 +83,4 @@ def contract_backward_kernel(
         g = g.to(tl.float32) * slope_at(z, share_below(z, bell), bell)
         tl.store(of_inner + to, g, here)
         of_bias += tl.sum(g, 1)
-    tl.store(sums + tl.program_id(1) * width + col, tl.sum(of_bias, 0), inside)
+    tl.store(sums + tl.program_id(1) * width + col, column_sums(of_bias), inside)

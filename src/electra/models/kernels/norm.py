@@ -5,73 +5,78 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.models.kernels.dropout import random_bits, threshold
+from electra.models.kernels.dropout import bit_keys, drop_rows, random_bits, threshold
 from electra.models.kernels.launch import programs
+from electra.models.kernels.sums import fold
 
-ELEMENTS, WARPS = 4096, 4
-"""Of a tile on the way back, whose sums over rows are kept in registers for each element; forth
-there are none, and half as much is faster."""
+FORTH, BACK = 2048, 1024
+"""Elements of a tile. On the way back one warp works on it, so that no sum over a row or over rows
+is exchanged between warps; forth there are four."""
 
 
 def add_norm(
     x: Tensor, bias: Tensor, residual: Tensor, norm: tuple[Tensor, Tensor, float], seed: Tensor,
-    p: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """`norm` is weight, shift, epsilon. Returns the result, and what the way back needs of it:
-    the rows before weight and shift, and the inverse of their standard deviations."""
+    p: float, out: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`norm` is weight, shift, epsilon. Returns what the way back needs: the rows before weight
+    and shift, and the inverse of their standard deviations."""
     rows, width = x.shape
-    out, normal = torch.empty_like(x), torch.empty_like(x)
+    normal = torch.empty_like(x)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
-    block, tall = tile(width, ELEMENTS // 2)
+    block, tall = tile(width, FORTH)
     tensors = (x, bias, residual, norm[0], norm[1], out, normal, scale, seed)
     add_norm_kernel[(triton.cdiv(rows, tall),)](
-        *tensors, rows, width, norm[2], threshold(p), 1 / (1 - p), tall, block, num_warps=WARPS
+        *tensors, rows, width, norm[2], threshold(p), 1 / (1 - p), tall, block, num_warps=4
     )
-    return out, normal, scale
+    return normal, scale
 
 
 def add_norm_backward(
     grad: Tensor, normal: Tensor, scale: Tensor, weight: Tensor, sums: Tensor, seed: Tensor,
-    p: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of the residual and of x; `sums` gets those of weight, shift and bias in parts."""
+    p: float, through: Tensor,
+) -> Tensor:  # fmt: skip
+    """The gradient of the residual; `through` gets that of x, and `sums` those of weight, shift
+    and bias in parts."""
     rows, width = grad.shape
-    block, tall = tile(width)
+    block, tall = tile(width, BACK)
+    lines = max(1, 256 // block)  # a warp reads 256 numbers at once
     residual = torch.empty_like(grad)
-    through = torch.empty_like(grad) if p else residual
     tensors = (grad, normal, scale, weight, residual, through, sums, seed)
     add_norm_backward_kernel[(sums.shape[0],)](
-        *tensors, rows, width, threshold(p), 1 / (1 - p), tall, block, num_warps=WARPS
-    )
-    return residual, through
+        *tensors, rows, width, threshold(p), 1 / (1 - p), lines, tall, block,
+        num_warps=max(1, block // BACK),
+    )  # fmt: skip
+    return residual
 
 
 def norm_parts(rows: int, width: int, device: torch.device) -> int:
     """How many parts the sums of `add_norm_backward` come in."""
-    return programs(triton.cdiv(rows, tile(width)[1]), device, 2)
+    return programs(triton.cdiv(rows, tile(width, BACK)[1]), device, 8)
 
 
-def tile(width: int, elements: int = 0) -> tuple[int, int]:
+def tile(width: int, elements: int) -> tuple[int, int]:
     """Columns, all of a row's and more where it is no power of two, and rows of a tile."""
     block = triton.next_power_of_2(width)
-    return block, max(1, (elements or ELEMENTS) // block)
+    return block, max(1, elements // block)
 
 
 @triton.jit
 def normalise(z, here, width, eps):
-    """Rows with mean 0 and variance 1, and the inverse of the deviations that they had."""
-    z -= (tl.sum(z, 1) / width)[:, None]
+    """Rows, along the last axis, with mean 0 and variance 1, and the inverse of the deviations that
+    they had."""
+    z -= tl.sum(z, -1, keep_dims=True) / width
     z = tl.where(here, z, 0.0)
-    inverse = 1 / tl.sqrt(tl.sum(z * z, 1) / width + eps)
-    return z * inverse[:, None], inverse
+    inverse = tl.rsqrt(tl.sum(z * z, -1) / width + eps)
+    return z * tl.expand_dims(inverse, -1), inverse
 
 
 @triton.jit
 def normalise_backward(g, n, inverse, width):
     """The gradient of what became `n`, from that of `n`."""
-    along = tl.sum(g * n, 1) / width
-    g -= (tl.sum(g, 1) / width)[:, None] + n * along[:, None]
-    return g * inverse[:, None]
+    inverse = inverse[:, None]
+    along = (tl.sum(g * n, 1) / width)[:, None] * inverse
+    mean = (tl.sum(g, 1) / width)[:, None] * inverse
+    return g * inverse - mean - n * along
 
 
 @triton.jit
@@ -101,29 +106,49 @@ def add_norm_kernel(
 
 @triton.jit
 def add_norm_backward_kernel(
-    grad, normal, scale, weight, residual, through, sums, seed, rows, width,
-    drop: tl.constexpr, rescale: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
+    grad, normal, scale, weight, residual, through, sums, seed, rows, width: tl.constexpr,
+    drop: tl.constexpr, rescale: tl.constexpr, LINES: tl.constexpr, TALL: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Rows that come next are asked for before those at hand are computed. Sums are kept for LINES
+    rows, those of a tile that different threads have."""
     col = tl.arange(0, BLOCK)
-    gain = tl.load(weight + col, col < width, 0.0)[None, :]
-    of_weight = tl.zeros((TALL, BLOCK), tl.float32)
-    of_shift = tl.zeros((TALL, BLOCK), tl.float32)
-    of_bias = tl.zeros((TALL, BLOCK), tl.float32)
-    for first in range(tl.program_id(0) * TALL, rows, tl.num_programs(0) * TALL):
+    # The width is known to the compiler: comparisons that hold for all columns vanish, and so do
+    # the columns for which they never hold.
+    inside = (col < width) | (width == BLOCK)
+    step = tl.num_programs(0) * TALL
+    row = tl.program_id(0) * TALL + tl.arange(0, TALL)
+    coming = ask(grad, normal, scale, row, col, inside, rows, width)
+    gain = tl.load(weight + col, inside, 0.0)[None, :]
+    low, high = bit_keys(seed)
+    of_weight = tl.zeros((LINES, BLOCK), tl.float32)
+    of_shift = tl.zeros((LINES, BLOCK), tl.float32)
+    of_bias = tl.zeros((LINES, BLOCK), tl.float32)
+    for first in range(tl.program_id(0) * TALL, rows, step):
         row = first + tl.arange(0, TALL)
-        here = (row < rows)[:, None] & (col < width)[None, :]
+        here = (row < rows)[:, None] & inside[None, :]
         at = row[:, None] * width + col[None, :]
-        g = tl.load(grad + at, here, 0.0).to(tl.float32)
-        n = tl.load(normal + at, here, 0.0).to(tl.float32)
-        of_weight += g * n
-        of_shift += g
-        g = normalise_backward(g * gain, n, tl.load(scale + row, row < rows, 0.0), width)
+        g, n, inverse = coming
+        g, n = g.to(tl.float32), n.to(tl.float32)
+        coming = ask(grad, normal, scale, row + step, col, inside, rows, width)
+        of_weight += fold(g * n, LINES)
+        of_shift += fold(g, LINES)
+        g = normalise_backward(g * gain, n, inverse, width)
         tl.store(residual + at, g, here)
         if drop > 0:
-            g = tl.where(random_bits(at, seed) >= drop, g * rescale, 0.0)
-            tl.store(through + at, g, here)
-        of_bias += g
+            g = drop_rows(g, row[:, None], col[None, :], width, low, high, drop, rescale)
+        tl.store(through + at, g, here)
+        of_bias += fold(g, LINES)
     to = sums + tl.program_id(0) * 3 * width + col
-    tl.store(to, tl.sum(of_weight, 0), col < width)
-    tl.store(to + width, tl.sum(of_shift, 0), col < width)
-    tl.store(to + 2 * width, tl.sum(of_bias, 0), col < width)
+    tl.store(to, tl.sum(of_weight, 0), inside)
+    tl.store(to + width, tl.sum(of_shift, 0), inside)
+    tl.store(to + 2 * width, tl.sum(of_bias, 0), inside)
+
+
+@triton.jit
+def ask(grad, normal, scale, row, col, inside, rows, width):
+    """What is read of these rows on the way back."""
+    here = (row < rows)[:, None] & inside[None, :]
+    at = row[:, None] * width + col[None, :]
+    g, n = tl.load(grad + at, here, 0.0), tl.load(normal + at, here, 0.0)
+    return g, n, tl.load(scale + row, row < rows, 0.0)

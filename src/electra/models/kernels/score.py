@@ -9,7 +9,12 @@ from torch import Tensor
 
 from electra.models.kernels.body import cast_all, product
 from electra.models.kernels.gelu import bell_at, share_below, slope_at
-from electra.models.kernels.norm import norm_parts, tile
+from electra.models.kernels.launch import programs
+from electra.models.kernels.norm import tile
+from electra.models.kernels.sums import column_sums
+
+ELEMENTS = 4096
+"""Of a tile."""
 
 
 class Score(torch.autograd.Function):
@@ -23,7 +28,7 @@ class Score(torch.autograd.Function):
         inner = x @ matrix.t()
         rows, width = inner.shape
         out = torch.empty(rows, device=x.device)
-        block, tall = tile(width)
+        block, tall = tile(width, ELEMENTS)
         tensors = (inner, bias, weight, shift, out)
         score_kernel[(triton.cdiv(rows, tall),)](*tensors, rows, width, tall, block, num_warps=4)
         ctx.save_for_backward(x, matrix, inner, bias, weight)
@@ -35,8 +40,9 @@ class Score(torch.autograd.Function):
         grad = grads[0].contiguous()
         rows, width = inner.shape
         of_inner = torch.empty_like(inner)
-        sums = torch.empty(norm_parts(rows, width, x.device), 2, width, device=x.device)
-        block, tall = tile(width)
+        block, tall = tile(width, ELEMENTS)
+        parts = programs(triton.cdiv(rows, tall), x.device, 2)
+        sums = torch.empty(parts, 2, width, device=x.device)
         tensors = (grad, inner, bias, weight, of_inner, sums)
         score_backward_kernel[(len(sums),)](*tensors, rows, width, tall, block, num_warps=4)
         of_weight, of_bias = sums.sum(0)
@@ -80,5 +86,5 @@ def score_backward_kernel(
         tl.store(of_inner + at, g, here)
         of_bias += g
     to = sums + tl.program_id(0) * 2 * width + col
-    tl.store(to, tl.sum(of_weight, 0), col < width)
-    tl.store(to + width, tl.sum(of_bias, 0), col < width)
+    tl.store(to, column_sums(of_weight), col < width)
+    tl.store(to + width, column_sums(of_bias), col < width)

@@ -1,0 +1,84 @@
+"""A product and `add_norm` behind it at once: what lies between them never lies in memory.
+
+For narrow models, where a program has whole rows of the product, and needs no other one's numbers
+for their means.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from electra.models.kernels.dropout import bit_keys, drop_rows, threshold
+from electra.models.kernels.norm import normalise
+
+TALL, DEEP = 128, 128
+"""Rows of a tile, and bytes of each of them, and of the matrix's, that come to it at once."""
+WIDE = {"num_warps": 16, "num_stages": 4}
+NARROW = {"num_warps": 8, "num_stages": 3}
+WIDTHS = (16, 32, 64, 128, 256)
+HOPPER = 9
+"""Devices with shared memory for a wide tile, 192 KiB, that copy tiles without their threads."""
+GROUP = tl.constexpr(4)
+
+
+def joins(matrix: Tensor) -> bool:
+    """Whether a product with this matrix is computed here."""
+    (width, depth), size = matrix.shape, matrix.element_size()
+    # In fp32 threads compute products, and would need more registers than there are.
+    able = not matrix.is_cuda or (
+        size == 2 and torch.cuda.get_device_capability(matrix.device)[0] == HOPPER
+    )
+    return able and width in WIDTHS and depth * size % 16 == 0  # a copy's rows: whole 16 bytes
+
+
+def product_norm(
+    x: Tensor, matrix: Tensor, bias: Tensor, residual: Tensor, norm: tuple[Tensor, Tensor, float],
+    seed: Tensor, p: float, out: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What `add_norm` gives for x @ matrix.t()."""
+    (rows, depth), width = x.shape, matrix.shape[0]
+    normal = torch.empty_like(residual)
+    scale = torch.empty(rows, dtype=torch.float32, device=x.device)
+    deep = DEEP // x.element_size()
+    x_tiles = TensorDescriptor.from_tensor(x, [TALL, deep])
+    matrix_tiles = TensorDescriptor.from_tensor(matrix, [width, deep])
+    tensors = (x_tiles, matrix_tiles, bias, residual, norm[0], norm[1], out, normal, scale, seed)
+    product_norm_kernel[(triton.cdiv(rows, TALL),)](
+        *tensors, rows, width, depth, norm[2], threshold(p), 1 / (1 - p), TALL, deep,
+        **(WIDE if width == 256 else NARROW),
+    )  # fmt: skip
+    return normal, scale
+
+
+@triton.jit
+def product_norm_kernel(
+    x, matrix, bias, residual, weight, shift, out, normal, scale, seed, rows,
+    width: tl.constexpr, depth: tl.constexpr, eps, drop: tl.constexpr, rescale: tl.constexpr,
+    TALL: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    """Rows are (TALL / GROUP, GROUP), and the residual is read after the product: so the compiler
+    brings the product, in half precision, into the order of memory, and does the rest in this
+    order. Otherwise it would bring three tensors from one order into the other."""
+    first = tl.program_id(0) * TALL
+    z = tl.zeros((TALL, width), tl.float32)
+    for start in range(0, depth, DEEP):  # beyond rows and depth come zeros
+        a, b = x.load([first, start]), matrix.load([0, start])
+        z = tl.dot(a, b.T, z, input_precision="ieee")
+    z = tl.reshape(z.to(out.dtype.element_ty), (TALL // GROUP, GROUP, width)).to(tl.float32)
+    row = first + tl.arange(0, TALL // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    col = tl.arange(0, width)[None, None, :]
+    at = row[:, :, None] * width + col
+    here = (row < rows)[:, :, None]
+    offset = tl.load(bias + col).to(tl.float32)
+    gain, move = tl.load(weight + col), tl.load(shift + col)
+    before = tl.load(residual + at, here, 0.0).to(tl.float32)
+    z += offset
+    if drop > 0:
+        low, high = bit_keys(seed)
+        z = drop_rows(z, row[:, :, None], col, width, low, high, drop, rescale)
+    z, inverse = normalise(z + before, True, width, eps)
+    tl.store(normal + at, z, here)
+    tl.store(out + at, z * gain + move, here)
+    tl.store(scale + row, inverse, row < rows)
