@@ -116,7 +116,7 @@ def test_a_run_ends_when_its_flops_are_spent(eleven, tmp_path, console):
     assert len(found) == 11
     assert checkpoint.checkpoints(tmp_path / "run")[-1].name.endswith("11")
     for step, rate in enumerate(found):
-        assert rate == pytest.approx(learning_rate(step / 10.5, eleven.optim), rel=1e-4)
+        assert rate == pytest.approx(learning_rate(step / 10.5, 10.5, eleven.optim), rel=1e-4)
 
 
 def test_a_budget_in_flops_resumes(eleven, tmp_path, console):

@@ -269,10 +269,12 @@ def test_the_rehearsal_sees_both_stages_and_changes_none(run_with, monkeypatch):
     assert int(load_file(out / "checkpoints/step-00000002/model.safetensors")["stage"]) == 2
 
 
-def test_each_stage_has_its_schedule_and_its_best(run_with):
-    """Eight steps: the generator's rate ends annealed, and the discriminator's begins at 0."""
+@pytest.mark.parametrize("warmup", [0.25, 1])
+def test_each_stage_has_its_schedule_and_its_best(warmup, run_with):
+    """Eight steps: the generator's rate ends annealed, and the discriminator's begins at 0. A
+    quarter of a stage is one step."""
     settings = (*VARIANTS["two-stage"], "train.budget=8steps", "train.report_every=1")
-    out = run_with("run", *settings, "train.checkpoint_every=2", "optim.warmup=0.25")
+    out = run_with("run", *settings, "train.checkpoint_every=2", f"optim.warmup={warmup}")
     train = figures(out, "train")
     rates = [line["learning_rate"] for line in train]
     assert rates[:4] == rates[4:] == pytest.approx([0, 1.5e-3, 1e-3, 0.5e-3])
@@ -349,7 +351,7 @@ def test_a_run_is_not_blamed_for_what_its_objective_does_not_do(
 
 def test_a_collapse_is_still_named():
     ill = {"loss": 1.0, "mlm_loss": 3.0, "recall": 0.0, "auc": 0.5}
-    (finding,) = Watch(0.1, frequency_loss=float("inf")).look(0.5, ill)
+    (finding,) = Watch(frequency_loss=float("inf")).look(0.5, 0.1, ill)
     assert "collapsed" in finding
 
 

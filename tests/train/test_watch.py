@@ -14,37 +14,37 @@ HEALTHY = {"mlm_loss": 3.0, "recall": 0.5, "auc": 0.9}
 
 
 def test_a_healthy_run_is_left_alone():
-    assert Watch(0.1, frequency_loss=5.0).look(1.0, HEALTHY) == []
+    assert Watch(frequency_loss=5.0).look(1.0, 0.1, HEALTHY) == []
 
 
 def test_a_collapse_is_named_once():
-    watch, ill = Watch(0.1, frequency_loss=5.0), HEALTHY | {"recall": 0.001}
-    (finding,) = watch.look(0.5, ill)
+    watch, ill = Watch(frequency_loss=5.0), HEALTHY | {"recall": 0.001}
+    (finding,) = watch.look(0.5, 0.1, ill)
     assert "discriminator has collapsed" in finding
     assert "recall 0.001" in finding
-    assert "optim.lr" in finding
-    assert watch.look(0.6, ill) == []
+    assert "optim.warmup" in finding
+    assert watch.look(0.6, 0.1, ill) == []
 
 
 def test_a_generator_that_only_knows_frequencies_is_named():
-    watch = Watch(0.1, frequency_loss=5.0)
-    (finding,) = watch.look(0.5, HEALTHY | {"mlm_loss": 4.95})
+    watch = Watch(frequency_loss=5.0)
+    (finding,) = watch.look(0.5, 0.1, HEALTHY | {"mlm_loss": 4.95})
     assert "generator does not learn" in finding
     assert "(5.00)" in finding
-    assert watch.look(0.6, HEALTHY | {"mlm_loss": 4.8}) == []
+    assert watch.look(0.6, 0.1, HEALTHY | {"mlm_loss": 4.8}) == []
 
 
 def test_both_findings_at_once():
     ill = {"mlm_loss": 6.0, "recall": 0.0, "auc": 0.5}
-    assert len(Watch(0.1, frequency_loss=5.0).look(0.9, ill)) == 2
+    assert len(Watch(frequency_loss=5.0).look(0.9, 0.1, ill)) == 2
 
 
 @pytest.mark.parametrize(("warmup", "early"), [(0.01, 0.3), (0.1, 0.3), (0.4, 0.75)])
 def test_the_opening_plateau_is_normal(warmup, early):
     ill = {"mlm_loss": 6.0, "recall": 0.0, "auc": 0.5}
-    watch = Watch(warmup, frequency_loss=5.0)
-    assert watch.look(early, ill) == []
-    assert len(watch.look(max(2 * warmup, 1 / 3), ill)) == 2
+    watch = Watch(frequency_loss=5.0)
+    assert watch.look(early, warmup, ill) == []
+    assert len(watch.look(max(2 * warmup, 1 / 3), warmup, ill)) == 2
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

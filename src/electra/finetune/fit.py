@@ -87,7 +87,7 @@ def fit(
     run = Fit(model, optimizer, noise, rows, kind, options, config, device, dtype)
     batch, total = steps(features, config)
     optim = OptimConfig(lr=config.lr, warmup=config.warmup)
-    rates = torch.tensor([learning_rate(step / total, optim) for step in range(total)])
+    rates = torch.tensor([learning_rate(step / total, total, optim) for step in range(total)])
     rates = (rates[:, None] * torch.tensor(factors)).to(device)  # (steps, groups)
     take = captured(run, lengths, batch) if device.type == "cuda" else plain(run)
     done = 0

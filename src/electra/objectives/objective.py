@@ -50,6 +50,8 @@ class Objective(nn.Module):
     """What a step adds up. Ratios are taken of the sums over many batches, never averaged."""
     auc: ClassVar[str] = "auc"
     """The figure that tells how well scores rank replaced tokens above the others."""
+    stage_share: ClassVar[float] = 1.0
+    """How much of a run a stage is."""
 
     def __init__(self, config: ObjectiveConfig, rows: int, ids: Ids) -> None:
         super().__init__()

@@ -29,6 +29,8 @@ HALF = 0.5
 class TwoStage(ReplacedTokenDetection):
     """One network after the other."""
 
+    stage_share = HALF
+
     def __init__(
         self,
         config: ObjectiveConfig,

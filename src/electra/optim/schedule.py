@@ -1,9 +1,16 @@
-"""The learning rate as a function of progress, so that a run of any length ends annealed."""
+"""The learning rate as a function of progress, so that a run of any length ends annealed.
+
+The warm-up alone is counted in steps, because a network needs as many of them in a short run as in
+a long one: as a share of the run it would be over, in a short one, before the network is ready.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from electra.errors import UserError
+
+LONGEST_WARMUP = 0.25
+"""Share of a short run beyond which steps of warm-up are cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,8 +19,9 @@ class OptimConfig:
 
     lr: float = 5e-4
     """Peak learning rate."""
-    warmup: float = 0.01
-    """Share of the run over which the rate rises from 0; 0.01 of a million steps is 10,000."""
+    warmup: float = 10_000
+    """Steps over which the rate rises from 0, at most a quarter of the run; below 1, the share of
+    the run."""
     decay_power: float = 1.0
     """The rate falls as (1 - progress) to this power; 1 is linear."""
     schedule: Literal["product", "sequential"] = "product"
@@ -29,18 +37,30 @@ class OptimConfig:
     """Largest norm of the gradient of both networks together."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.warmup < 1:
-            raise UserError("optim.warmup is a share of the run: at least 0, below 1.")
+        if self.warmup < 0:
+            raise UserError(
+                "optim.warmup is a number of steps, or below 1 a share of the run: at least 0."
+            )
         if self.clip <= 0:
             raise UserError("optim.clip must be above 0.")
 
 
-def learning_rate(progress: float, config: OptimConfig) -> float:
-    """The rate of the step that starts at `progress`; the first step of a run has rate 0."""
-    progress = min(progress, 1.0)
-    rise = min(1.0, progress / config.warmup) if config.warmup else 1.0
+def warmup_share(steps: float, config: OptimConfig) -> float:
+    """The share of a run of so many steps over which the rate rises."""
+    if config.warmup < 1:
+        return config.warmup
+    return min(LONGEST_WARMUP, config.warmup / steps)
+
+
+def learning_rate(progress: float, steps: float, config: OptimConfig) -> float:
+    """The rate of the step that starts at `progress`, of a run that has so many steps.
+
+    The first step has rate 0.
+    """
+    progress, warmup = min(progress, 1.0), warmup_share(steps, config)
+    rise = min(1.0, progress / warmup) if warmup else 1.0
     if config.schedule == "product":
         fall = (1 - progress) ** config.decay_power
     else:
-        fall = min(1.0, (1 - progress) / (1 - config.warmup)) ** config.decay_power
+        fall = min(1.0, (1 - progress) / (1 - warmup)) ** config.decay_power
     return config.lr * rise * fall

@@ -14,8 +14,6 @@ from electra.train.data import DataConfig
 from electra.train.loop import LoopConfig
 from electra.train.pretrain import PretrainConfig
 
-WARMUP_STEPS = 10_000
-
 
 def small() -> PretrainConfig:
     """4 days on a V100 in the paper; 79.9 GLUE."""
@@ -24,7 +22,7 @@ def small() -> PretrainConfig:
         model=EncoderConfig(layers=12, hidden=256, embedding=128),
         generator=GeneratorConfig(width=1 / 4),
         objective=ObjectiveConfig(mask_rate=0.15),
-        optim=OptimConfig(lr=5e-4, warmup=WARMUP_STEPS / 1_000_000),
+        optim=OptimConfig(lr=5e-4, warmup=10_000),
         data=DataConfig(length=128, batch=128),
         train=LoopConfig(budget="1000000steps"),
     )
@@ -37,7 +35,7 @@ def base() -> PretrainConfig:
         model=EncoderConfig(layers=12, hidden=768, embedding=768),
         generator=GeneratorConfig(width=1 / 3),
         objective=ObjectiveConfig(mask_rate=0.15),
-        optim=OptimConfig(lr=2e-4, warmup=WARMUP_STEPS / 766_000),
+        optim=OptimConfig(lr=2e-4, warmup=10_000),
         data=DataConfig(length=512, batch=256),
         train=LoopConfig(budget="766000steps"),
     )
@@ -50,7 +48,7 @@ def large() -> PretrainConfig:
         model=EncoderConfig(layers=24, hidden=1024, embedding=1024),
         generator=GeneratorConfig(width=1 / 4),
         objective=ObjectiveConfig(mask_rate=0.25),
-        optim=OptimConfig(lr=2e-4, warmup=WARMUP_STEPS / 400_000),
+        optim=OptimConfig(lr=2e-4, warmup=10_000),
         data=DataConfig(length=512, batch=2048),
         train=LoopConfig(budget="400000steps"),
     )

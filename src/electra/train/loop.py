@@ -14,7 +14,7 @@ from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
 from electra.objectives.objective import Objective, Outcome
 from electra.optim.adam import PaperAdam
-from electra.optim.schedule import OptimConfig, learning_rate
+from electra.optim.schedule import OptimConfig, learning_rate, warmup_share
 from electra.train import checkpoint
 from electra.train.budget import Budget
 from electra.train.checkpoint import TrainState
@@ -114,6 +114,12 @@ class Run:
         flops = s.rows * self.flops_per_row
         return self.budget.progress(steps=s.step, tokens=s.tokens, flops=flops, seconds=s.seconds)
 
+    @property
+    def steps(self) -> float:
+        """How many a stage has in all, as far as those behind it tell."""
+        done = self.state.step
+        return self.objective.stage_share * done / self.progress if done else 1.0
+
 
 def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
     """Train until the budget is spent or a signal comes; a checkpoint is left in each case."""
@@ -126,7 +132,7 @@ def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
         rows = next(batches)
         if run.objective.reach(run.progress):  # a stage with another loss begins
             state.best = {}
-        rate = learning_rate(run.objective.phase(run.progress), run.optim)
+        rate = learning_rate(run.objective.phase(run.progress), run.steps, run.optim)
         meter.add(take(rows, rate))  # tensors, never floats: no hidden wait
         state.step += 1
         state.rows += len(rows)
@@ -217,7 +223,8 @@ def look_at_held_out(run: Run) -> None:
     show(run, held_out=state.held_out)
     if state.step < TRIAL:
         return
-    for finding in run.watch.look(run.objective.phase(run.progress), state.held_out):
+    warmup = warmup_share(run.steps, run.optim)
+    for finding in run.watch.look(run.objective.phase(run.progress), warmup, state.held_out):
         run.record.write("event", state.step, message=finding)
         run.view.say(f"warning: {finding}", style="yellow")
 

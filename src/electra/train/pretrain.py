@@ -244,9 +244,7 @@ def opened(
                 held_out=held_out_rows(shards, loop.validate_rows),
                 record=record,
                 view=view,
-                watch=Watch(
-                    optim.warmup, objective.guessing_loss(unigram_entropy(sample, vocab.special))
-                ),
+                watch=Watch(objective.guessing_loss(unigram_entropy(sample, vocab.special))),
             )
         finally:
             record.close()

@@ -10,16 +10,14 @@ from electra.errors import UserError
 class Watch:
     """Looks at held-out figures after the warm-up and says each finding once."""
 
-    warmup: float
-    """Progress at which the warm-up ends."""
     frequency_loss: float
     """Masked-LM loss of guessing words by frequency; infinite if no network learns words."""
     said: set[str] = field(default_factory=set)
 
-    def look(self, progress: float, held_out: dict[str, float]) -> list[str]:
-        """Findings that are new."""
+    def look(self, progress: float, warmup: float, held_out: dict[str, float]) -> list[str]:
+        """Findings that are new; `warmup` is the progress at which the warm-up ends."""
         # The plateau at the start of a run is normal; a third of the run later it is not.
-        if progress < max(2 * self.warmup, 1 / 3):
+        if progress < max(2 * warmup, 1 / 3):
             return []
         findings = {}
         # Of two networks that learn words, the generator; without one, the model that is kept.
@@ -37,9 +35,9 @@ class Watch:
             findings["collapse"] = (
                 f"The discriminator has collapsed: it calls almost every token original (held-out "
                 f"recall {held_out['recall']:.3f}, AUC {held_out['auc']:.2f}) while its loss looks "
-                "healthy. Likely causes: a learning rate that is too high (optim.lr), a run that "
-                "is too short to leave the opening plateau, or a generator that is too strong "
-                "(generator.width)."
+                "healthy. Likely causes: a warm-up that is too short (optim.warmup), a learning "
+                "rate that is too high (optim.lr), a run that is too short to leave the opening "
+                "plateau, or a generator that is too strong (generator.width)."
             )
         new = [text for name, text in findings.items() if name not in self.said]
         self.said |= findings.keys()

@@ -43,9 +43,7 @@ NAMES = (
 products, and are cast."""
 CAST = 5
 SMALL = 5e9
-"""Multiplications."""
-PARTS = 4
-"""In which the tokens of a product for all layers are cut, to have work for all processors."""
+"""Multiplications of a product that is too small to fill a GPU."""
 
 
 class Shape(NamedTuple):
@@ -102,12 +100,12 @@ class Body(torch.autograd.Function):
         if not shape.recompute:
             forth.x[0] = x
         kept: list[Tensor] = []
-        for n, (layer, products) in enumerate(zip(layers, _cut(cast, CAST), strict=True)):
+        for n, (layer, matrices) in enumerate(zip(layers, _cut(cast, CAST), strict=True)):
             own = Forth._make(t[n % room] for t in forth)
             if shape.recompute:
                 own = own._replace(x=x)
             out = forth.x[n + 1] if n + 1 < room else torch.empty_like(x)
-            saved = forward(own, documents, shape, seeds[n], [*products, *layer[CAST:]], out)
+            saved = forward(own, documents, shape, seeds[n], [*matrices, *layer[CAST:]], out)
             kept += [x] if shape.recompute else saved
             x = out
         if not shape.recompute:
@@ -146,9 +144,9 @@ class Body(torch.autograd.Function):
                 grad, own, Kept._make(others), documents, shape, seeds[n], params, found, sums, n
             )
             if not together:
-                matrices.insert(0, [product(a.t(), b) for a, b in zip(found, own, strict=True)])
+                matrices.insert(0, [product(a.mT, b) for a, b in zip(found, own, strict=True)])
         if together:
-            every = (products(a, b).unbind() for a, b in zip(back, forth, strict=True))
+            every = (product(a.mT, b).unbind() for a, b in zip(back, forth, strict=True))
             matrices = list(zip(*every, strict=True))
         vectors = sums.finish()
         of_params = [g for n in range(count) for g in (*matrices[n], *vectors[n])]
@@ -223,9 +221,9 @@ def empties(like: Tensor, layers: int, widths: Sequence[int]) -> list[Tensor]:
 
 
 def small(x: Tensor, layer: Sequence[Tensor]) -> bool:
-    """Whether the gradient of a layer's largest matrix is too small a product for a GPU.
+    """Whether the gradients of a layer's matrices are such products.
 
-    Then those of all layers are one product. It costs memory: the factors of all layers.
+    Then those of all layers are found at once. It costs memory: the factors of all layers.
     """
     return len(x) * layer[2].numel() < SMALL
 
@@ -255,20 +253,11 @@ class Sums:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """The gradient of a matrix, in fp32 whatever its factors are."""
+    """The gradient of a matrix, or of one for each layer, in fp32 whatever its factors are."""
     if a.dtype == torch.float32:
         return a @ b
-    return torch.mm(a, b, out_dtype=torch.float32)
-
-
-def products(a: Tensor, b: Tensor) -> Tensor:
-    """What `product` gives of the transposed a and b, for each layer."""
-    layers, tokens = a.shape[:2]
-    parts = PARTS if tokens % PARTS == 0 else 1
-    a, b = (t.view(layers * parts, tokens // parts, -1) for t in (a, b))
-    a = a.transpose(1, 2)
-    c = torch.bmm(a, b) if a.dtype == torch.float32 else torch.bmm(a, b, out_dtype=torch.float32)
-    return c.unflatten(0, (layers, parts)).sum(1)
+    multiply = torch.bmm if a.ndim == 3 else torch.mm
+    return multiply(a, b, out_dtype=torch.float32)
 
 
 def cast_all(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
