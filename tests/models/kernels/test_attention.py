@@ -14,8 +14,7 @@ from electra.models.kernels.attention import (
     QUERIES,
     SHORT,
     attention_fits,
-    bias_backward,
-    bias_parts,
+    sum_parts,
 )
 from electra.models.kernels.attention_dropout import keep_table
 
@@ -34,10 +33,15 @@ def attend(qkv, documents, heads, *rest):
     return out, attention.attend(qkv, documents, heads, *rest, out)
 
 
-def attend_backward(grad, qkv, *rest):
+def attend_backward(grad, qkv, documents, *rest):
+    return with_sums(grad, qkv, documents, *rest)[0]
+
+
+def with_sums(grad, qkv, documents, *rest):
     of_qkv = torch.full_like(qkv, torch.nan)
-    attention.attend_backward(grad, qkv, *rest, of_qkv)
-    return of_qkv
+    sums = torch.full((sum_parts(*documents.shape), 2, grad.shape[1]), torch.nan, device=qkv.device)
+    attention.attend_backward(grad, qkv, documents, *rest, of_qkv, sums)
+    return of_qkv, sums.sum(0)
 
 
 def papers(rows: int, length: int, device: torch.device) -> torch.Tensor:
@@ -180,15 +184,14 @@ def test_a_text_does_not_see_its_neighbours(length, device, seed, normal):
         assert torch.equal(before, after)
 
 
-@pytest.mark.parametrize(("rows", "width"), [(1, 48), (37, 96), (150, 192)])
-def test_the_bias_of_the_projection(rows, width, device, normal, near):
-    """Sums over rows; keys have none, whatever rounding leaves of theirs."""
-    of_qkv = normal(rows, width).detach()
-    sums = torch.full((bias_parts(rows, width, device), width), torch.nan, device=device)
-    bias_backward(of_qkv, sums)
-    wanted = of_qkv.sum(0)
-    wanted.view(3, -1)[1] = 0
-    near(sums.sum(0), wanted)
+@pytest.mark.parametrize(("rows", "length", "heads", "size"), SHORT_ROWS + LONG_ROWS)
+def test_the_bias_of_the_projection(rows, length, heads, size, device, seed, normal, near):
+    """Sums over tokens, of queries and of values."""
+    qkv, documents = normal(rows * length, 3 * heads * size).detach(), papers(rows, length, device)
+    out, logs = attend(qkv, documents, heads, seed, 0.1)
+    grad = normal(*out.shape).detach()
+    of_qkv, sums = with_sums(grad, qkv, documents, out, logs, heads, seed, 0.1)
+    near(sums, of_qkv.view(len(of_qkv), 3, -1).sum(0)[::2])
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
@@ -213,3 +216,4 @@ def test_tiles_fit():
     assert min(length for _, length, *_ in LONG_ROWS) == SHORT + 1
     over_keys = [tiles["WIDE"] for tiles in (FORWARD, BACKWARD, LONG, QUERIES)] + [KEYS["TALL"]]
     assert all(width % 16 == 0 for width in over_keys)
+    assert QUERIES["TALL"] == KEYS["TALL"]  # the parts of sums

@@ -20,7 +20,6 @@ from electra.models.kernels.attention_dropout import (
     slopes,
 )
 from electra.models.kernels.dropout import bit_keys
-from electra.models.kernels.launch import programs
 
 SHORT = 128
 """Rows up to this length have one kernel for all of the way back."""
@@ -31,7 +30,6 @@ QUERIES = {"TALL": 64, "WIDE": 32, "num_warps": 4, "num_stages": 4, "maxnreg": 1
 KEYS = {"TALL": 64, "WIDE": 64, "num_warps": 4, "num_stages": 3}
 """The fastest on an H200: forth and back for short rows; forth, and back in two, for long ones. The
 keys of a tile are a multiple of 16, as the pairs of dropout want it."""
-SUM = {"TALL": 128, "WIDE": 64}
 LOG2E = 1.4426950408889634
 LN2 = tl.constexpr(1 / LOG2E)
 """Scores and their logarithms are in powers of two, which the processor knows by itself."""
@@ -56,26 +54,30 @@ def attend(
 
 def attend_backward(
     grad: Tensor, qkv: Tensor, documents: Tensor, out: Tensor, logs: Tensor, heads: int,
-    seed: Tensor, p: float, of_qkv: Tensor,
+    seed: Tensor, p: float, of_qkv: Tensor, sums: Tensor,
 ) -> None:  # fmt: skip
-    """`of_qkv` gets the gradient of `qkv`."""
+    """`of_qkv` gets the gradient of `qkv`, and `sums` (parts, 2, width) its sums over tokens.
+
+    The latter without the keys': they are zero, for a softmax does not see what all its scores have
+    in common.
+    """
     rows, length = documents.shape
     size = qkv.shape[1] // (3 * heads)
     numbers = _numbers(length, heads, size, p)
     if length <= SHORT:
         backward_kernel[(rows * heads,)](
-            grad, qkv, documents, out, logs, of_qkv, seed, *numbers, SIZE=size,
+            grad, qkv, documents, out, logs, of_qkv, sums, seed, *numbers, SIZE=size,
             EVEN=_even(length, BACKWARD), **BACKWARD,
         )  # fmt: skip
         return
     notes = logs.new_empty(*logs.shape, 4)
     full = triton.next_power_of_2(length)
     queries_kernel[(rows * heads * triton.cdiv(length, QUERIES["TALL"]),)](
-        grad, qkv, documents, out, logs, notes, of_qkv, seed, *numbers, FULL=full, SIZE=size,
-        EVEN=_even(length, QUERIES), **QUERIES,
+        grad, qkv, documents, out, logs, notes, of_qkv, sums, seed, *numbers, FULL=full,
+        SIZE=size, EVEN=_even(length, QUERIES), **QUERIES,
     )  # fmt: skip
     keys_kernel[(rows * heads * triton.cdiv(length, KEYS["TALL"]),)](
-        grad, qkv, documents, notes, of_qkv, seed, *numbers, FULL=full, SIZE=size,
+        grad, qkv, documents, notes, of_qkv, sums, seed, *numbers, FULL=full, SIZE=size,
         EVEN=_even(length, KEYS), **KEYS,
     )  # fmt: skip
 
@@ -89,20 +91,9 @@ def _even(length: int, tiles: dict[str, int]) -> bool:
     return length % tiles["TALL"] == length % tiles["WIDE"] == 0
 
 
-def bias_backward(of_qkv: Tensor, sums: Tensor) -> None:
-    """The gradient of the projection's bias, from that of `qkv`, in as many parts as `sums` has.
-
-    That of the keys is zero: a softmax does not see what all its scores have in common.
-    """
-    rows, width = of_qkv.shape
-    grid = (2 * triton.cdiv(width // 3, SUM["WIDE"]), len(sums))
-    bias_backward_kernel[grid](of_qkv, sums, rows, width // 3, **SUM)
-
-
-def bias_parts(rows: int, width: int, device: torch.device) -> int:
-    """How many parts the sums of `bias_backward` come in."""
-    tiles, across = triton.cdiv(rows, SUM["TALL"]), 2 * triton.cdiv(width // 3, SUM["WIDE"])
-    return programs(tiles, device, 4 / across)
+def sum_parts(rows: int, length: int) -> int:
+    """How many parts the sums of `attend_backward` come in."""
+    return rows if length <= SHORT else rows * triton.cdiv(length, KEYS["TALL"])
 
 
 def attention_fits(size: int) -> bool:
@@ -151,6 +142,22 @@ def fetch(at, inside, other, EVEN: tl.constexpr):
         return tl.load(at)
     else:
         return tl.load(at, inside, other)
+
+
+@triton.jit
+def put(at, x, inside, EVEN: tl.constexpr):
+    """A store, as `fetch` is a load."""
+    if EVEN:
+        tl.store(at, x)
+    else:
+        tl.store(at, x, inside)
+
+
+@triton.jit
+def over_rows(x):
+    """Sums over rows, by a product with eight columns of ones: with less exchange than tl.sum's."""
+    ones = tl.full((x.shape[0], 8), 1.0, x.dtype)
+    return tl.sum(tl.dot(tl.trans(x), ones, input_precision="ieee"), 1) * 0.125
 
 
 @triton.jit
@@ -223,9 +230,9 @@ def attend_kernel(
 
 @triton.jit
 def backward_kernel(
-    grad, qkv, documents, out, logs, of_qkv, seed, length, heads, scale, drop: tl.constexpr,
-    rescale: tl.constexpr, SIZE: tl.constexpr, EVEN: tl.constexpr, TALL: tl.constexpr,
-    WIDE: tl.constexpr,
+    grad, qkv, documents, out, logs, of_qkv, sums, seed, length, heads, scale,
+    drop: tl.constexpr, rescale: tl.constexpr, SIZE: tl.constexpr, EVEN: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """All of one head of a short row, so that nothing has to be added up between programs.
 
@@ -255,6 +262,7 @@ def backward_kernel(
     across = keys_at(tl.arange(0, WIDE // 2), of_pairs)
     of_k = tl.zeros((WIDE, SIZE), tl.float32)
     of_v = tl.zeros((WIDE, SIZE), tl.float32)
+    total = tl.zeros((SIZE, 2, 4), tl.float32)
     for begin in range(0, length, TALL):
         m = begin + tl.arange(0, TALL)
         valid = (m < length)[:, None]
@@ -276,15 +284,21 @@ def backward_kernel(
         ds = (used * slope + odds * back[None, :]).to(q.dtype)
         of_v = tl.dot(used.to(g.dtype), g, of_v, input_precision="ieee")
         of_k = tl.dot(ds, q, of_k, input_precision="ieee")
-        of_q = tl.trans(tl.dot(tl.trans(k), ds, input_precision="ieee"))
-        tl.store(there + to, of_q * (scale * LN2 * rescale), valid)
-    tl.store(there + at + wide, of_k * (scale * LN2 * rescale), inside)
-    tl.store(there + at + 2 * wide, of_v * rescale, inside)
+        of_q = tl.dot(tl.trans(k), ds, input_precision="ieee")
+        put(there + to, tl.trans(of_q) * (scale * LN2 * rescale), valid, EVEN)
+        # Here each is a sum over queries that one thread has.
+        total += tl.sum(tl.sum(tl.reshape(of_q, (SIZE, 2, TALL // 16, 4, 2)), 4), 2)
+    put(there + at + wide, of_k * (scale * LN2 * rescale), inside, EVEN)
+    of_v = (of_v * rescale).to(v.dtype)
+    put(there + at + 2 * wide, of_v, inside, EVEN)
+    to = sums + row * 2 * wide + head * SIZE + col
+    tl.store(to, tl.sum(tl.reshape(total, (SIZE, 8)), 1) * (scale * LN2 * rescale))
+    tl.store(to + wide, over_rows(of_v))
 
 
 @triton.jit
 def queries_kernel(
-    grad, qkv, documents, out, logs, notes, of_qkv, seed, length, heads, scale,
+    grad, qkv, documents, out, logs, notes, of_qkv, sums, seed, length, heads, scale,
     drop: tl.constexpr, rescale: tl.constexpr, FULL: tl.constexpr, SIZE: tl.constexpr,
     EVEN: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -330,12 +344,15 @@ def queries_kernel(
         bits = pair_bits(down, across, 1)
         ds = slopes(odds, slope, back[:, None], bits, drop)
         of_q = tl.dot(ds.to(k.dtype), k, of_q, input_precision="ieee")
-    tl.store(of_qkv + base * stride + head * SIZE + to, of_q * (scale * LN2 * rescale), valid)
+    of_q = (of_q * (scale * LN2 * rescale)).to(q.dtype)
+    tl.store(of_qkv + base * stride + head * SIZE + to, of_q, valid)
+    part = row * tl.cdiv(length, TALL) + begin // TALL
+    tl.store(sums + part * 2 * wide + head * SIZE + col, over_rows(of_q))
 
 
 @triton.jit
 def keys_kernel(
-    grad, qkv, documents, notes, of_qkv, seed, length, heads, scale, drop: tl.constexpr,
+    grad, qkv, documents, notes, of_qkv, sums, seed, length, heads, scale, drop: tl.constexpr,
     rescale: tl.constexpr, FULL: tl.constexpr, SIZE: tl.constexpr, EVEN: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -376,28 +393,9 @@ def keys_kernel(
         of_k = tl.dot(ds.to(q.dtype), q, of_k, input_precision="ieee")
     there = of_qkv + base * stride + head * SIZE + at
     tl.store(there + wide, of_k * (scale * LN2 * rescale), inside)
-    tl.store(there + 2 * wide, of_v * rescale, inside)
-
-
-@triton.jit
-def bias_backward_kernel(of_qkv, sums, rows, third, TALL: tl.constexpr, WIDE: tl.constexpr):
-    """Programs for queries and values; the former write the keys' zeros.
-
-    `third` is an argument, and the choice between the two a number: so the compiler knows that
-    rows begin at multiples of 16 bytes. With a mask that leaves out the keys it would read each
-    number by itself.
-    """
-    across = tl.cdiv(third, WIDE)
-    values = tl.program_id(0) // across
-    col = tl.program_id(0) % across * WIDE + tl.arange(0, WIDE)
-    of_qkv += values * 2 * third
-    total = tl.zeros((TALL, WIDE), tl.float32)
-    for first in range(tl.program_id(1) * TALL, rows, tl.num_programs(1) * TALL):
-        row = first + tl.arange(0, TALL)
-        here = (row < rows)[:, None] & (col < third)[None, :]
-        at = row[:, None] * (3 * third) + col[None, :]
-        total += tl.load(of_qkv + at, here, 0.0).to(tl.float32)
-    to = sums + tl.program_id(1) * 3 * third + col
-    tl.store(to + values * 2 * third, tl.sum(total, 0), col < third)
-    if values == 0:
-        tl.store(to + third, tl.zeros((WIDE,), tl.float32), col < third)
+    of_v = (of_v * rescale).to(v.dtype)
+    tl.store(there + 2 * wide, of_v, inside)
+    if not EVEN:  # what is beyond the end is no zero
+        of_v = tl.where(inside, of_v, tl.zeros_like(of_v))
+    part = row * tl.cdiv(length, TALL) + begin // TALL
+    tl.store(sums + (2 * part + 1) * wide + head * SIZE + col, over_rows(of_v))

@@ -1,6 +1,6 @@
 """All layers of an encoder as one function: what `electra.models.encoder.Layer` says, fused.
 
-A layer is six kernels forward, eight in a wide model, and about fourteen back. The residual stream
+A layer is six kernels forward, eight in a wide model, and about thirteen back. The residual stream
 is in the precision of the products. Kept for the way back: per token and layer 16 x width numbers,
 gelu's value among them: to compute it again would save a quarter, but it would have to be written a
 second time.
@@ -13,12 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from electra.models.kernels.attention import (
-    attend,
-    attend_backward,
-    bias_backward,
-    bias_parts,
-)
+from electra.models.kernels.attention import attend, attend_backward, sum_parts
 from electra.models.kernels.dropout import draw_seeds
 from electra.models.kernels.ffn import contract_backward, contract_parts, shallow
 from electra.models.kernels.gelu import bias_gelu, bias_gelu_backward_, gelu_parts
@@ -204,9 +199,8 @@ def backward(
     )  # fmt: skip
     attend_backward(
         found.of_attended @ w_attended, kept.qkv, documents, own.mixed, kept.logs, shape.heads,
-        seeds[0], shape.attention_dropout, found.of_qkv,
+        seeds[0], shape.attention_dropout, found.of_qkv, sums.qkv[number],
     )  # fmt: skip
-    bias_backward(found.of_qkv, sums.qkv[number])
     return grad.addmm_(found.of_qkv, w_qkv)
 
 
@@ -241,11 +235,14 @@ class Sums:
         self.norms = empty(2, norm_parts(tokens, hidden, device), 3, hidden)
         parts = contract_parts if shallow(hidden) else gelu_parts
         self.gelu = empty(parts(tokens, inner, device), inner)
-        self.qkv = empty(bias_parts(tokens, 3 * hidden, device), 3 * hidden)
+        self.qkv = empty(sum_parts(*documents.shape), 2, hidden)  # keys' are zero
 
     def finish(self) -> list[tuple[Tensor, ...]]:
         """In the order of `NAMES`, for each layer."""
-        qkv, gelu = self.qkv.sum(1), self.gelu.sum(1)
+        layers, _, _, hidden = self.qkv.shape
+        qkv = self.qkv.new_zeros(layers, 3, hidden)
+        torch.sum(self.qkv, 1, out=qkv[:, ::2])
+        qkv, gelu = qkv.flatten(1), self.gelu.sum(1)
         first, second = self.norms.sum(2).unbind(1)  # each (layers, 3, hidden)
         (weight1, shift1, bias1), (weight2, shift2, bias2) = first.unbind(1), second.unbind(1)
         every = (qkv, bias1, weight1, shift1, gelu, bias2, weight2, shift2)
