@@ -269,12 +269,10 @@ def test_the_rehearsal_sees_both_stages_and_changes_none(run_with, monkeypatch):
     assert int(load_file(out / "checkpoints/step-00000002/model.safetensors")["stage"]) == 2
 
 
-@pytest.mark.parametrize("warmup", [0.25, 1])
-def test_each_stage_has_its_schedule_and_its_best(warmup, run_with):
-    """Eight steps: the generator's rate ends annealed, and the discriminator's begins at 0. A
-    quarter of a stage is one step."""
+def test_each_stage_has_its_schedule_and_its_best(run_with):
+    """Eight steps: the generator's rate ends annealed, and the discriminator's begins at 0."""
     settings = (*VARIANTS["two-stage"], "train.budget=8steps", "train.report_every=1")
-    out = run_with("run", *settings, "train.checkpoint_every=2", f"optim.warmup={warmup}")
+    out = run_with("run", *settings, "train.checkpoint_every=2", "optim.warmup=0.25")
     train = figures(out, "train")
     rates = [line["learning_rate"] for line in train]
     assert rates[:4] == rates[4:] == pytest.approx([0, 1.5e-3, 1e-3, 0.5e-3])
@@ -282,6 +280,18 @@ def test_each_stage_has_its_schedule_and_its_best(warmup, run_with):
     best = checkpoint.read_state(checkpoint.checkpoints(out)[-1]).best
     assert best["step"] > 4  # the losses of the stages do not compare
     assert "discriminator_accuracy" not in figures(out, "held_out")[0]
+
+
+@pytest.mark.parametrize(("name", "stages"), [("rtd-masked", 1), ("two-stage", 2)])
+def test_each_stage_warms_up_for_as_many_steps(name, stages, run_with):
+    """Twelve steps a stage, two of them warm-up."""
+    settings = (f"train.budget={12 * stages}steps", "train.report_every=1", "optim.warmup=2")
+    rates = [
+        line["learning_rate"]
+        for line in figures(run_with("run", *VARIANTS[name], *settings), "train")
+    ]
+    stage = [2e-3 * min(1, step / 2) * (1 - step / 12) for step in range(12)]
+    assert rates == pytest.approx(stage * stages)
 
 
 def test_the_second_stage_begins_with_the_copied_weights(run_with):

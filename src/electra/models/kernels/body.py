@@ -116,11 +116,13 @@ class Body(torch.autograd.Function):
         shape, count = ctx.shape, len(seeds)
         ends = len(NAMES) * count, (len(NAMES) + CAST) * count
         layers, cast = _cut(rest[: ends[0]], len(NAMES)), _cut(rest[ends[0] : ends[1]], CAST)
-        kept = _cut(rest[ends[1] :], 1 if shape.recompute else len(Kept._fields))
         if shape.recompute:
             forth = Forth._make(empties(grad, 1, forth_widths(layers[0])))
+            kept = _cut(rest[ends[1] :], 1)
         else:
-            forth = Forth._make(rest[-len(Forth._fields) :])
+            factors = len(Forth._fields)
+            forth = Forth._make(rest[-factors:])
+            kept = _cut(rest[ends[1] : -factors], len(Kept._fields))
         together = not shape.recompute and small(grad, layers[0])
         widths = [len(matrix) for matrix in layers[0][:4]]
         back = Back._make(empties(grad, count if together else 1, widths))
@@ -187,8 +189,7 @@ def backward(
     )  # fmt: skip
     parts = sums.gelu[number]
     if shallow(w_contract.shape[0]):
-        through = found.of_outer
-        contract_backward(through, w_contract, kept.inner, b_expand, parts, found.of_inner)
+        contract_backward(found.of_outer, w_contract, kept.inner, b_expand, parts, found.of_inner)
     else:
         torch.mm(found.of_outer, w_contract, out=found.of_inner)
         bias_gelu_backward_(found.of_inner, kept.inner, b_expand, parts)

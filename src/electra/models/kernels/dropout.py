@@ -31,25 +31,19 @@ def random_bits(index, seed):
     """32 bits for each index, the upper ones better than the lower ones; `seed` points to a row of
     `draw_seeds`. Two keys: with one alone, seeds would give one sequence at different offsets."""
     low, high = bit_keys(seed)
-    return bits_at(index, low, high)
-
-
-@triton.jit
-def bit_keys(seed):
-    """For `bits_at`: once, before a loop, out of which the compiler does not take them."""
-    return mix(tl.load(seed).to(tl.uint32)), mix(tl.load(seed + 1).to(tl.uint32))
-
-
-@triton.jit
-def bits_at(index, low, high):
-    """What `random_bits` gives."""
     return scramble((index.to(tl.uint32) * GOLDEN + low) ^ high)
 
 
 @triton.jit
+def bit_keys(seed):
+    """Once, before a loop, out of which the compiler does not take them."""
+    return mix(tl.load(seed).to(tl.uint32)), mix(tl.load(seed + 1).to(tl.uint32))
+
+
+@triton.jit
 def drop_rows(x, row, col, width, low, high, drop, rescale):
-    """`x`, at these rows and columns of a table, by what `random_bits` gives for their places: with
-    one product for a row and one for a column instead of one for each number."""
+    """Dropout of `x`, at these rows and columns of a table, by what `random_bits` gives for their
+    places: with one product for a row and one for a column instead of one for each number."""
     down = row.to(tl.uint32) * width * GOLDEN + low
     bits = scramble((down + col.to(tl.uint32) * GOLDEN) ^ high)
     return tl.where(bits >= drop, x * rescale, 0.0)

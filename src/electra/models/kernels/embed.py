@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.models.kernels.dropout import bit_keys, bits_at, draw_seeds, random_bits, threshold
+from electra.models.kernels.dropout import bit_keys, draw_seeds, drop_rows, threshold
 from electra.models.kernels.launch import programs
 from electra.models.kernels.norm import normalise, normalise_backward, tile
 
@@ -84,7 +84,8 @@ def embed_kernel(
     z = z * tl.load(weight + col, col < width, 0.0)[None, :]
     z += tl.load(shift + col, col < width, 0.0)[None, :]
     if drop > 0:
-        z = tl.where(random_bits(at, seed) >= drop, z * rescale, 0.0)
+        low, high = bit_keys(seed)
+        z = drop_rows(z, row[:, None], col[None, :], width, low, high, drop, rescale)
     tl.store(out + at, z, here)
 
 
@@ -117,7 +118,7 @@ def embed_backward_kernel(
         side = tl.load(segments + row, valid, 0)
         inverse = tl.load(scale + row, valid, 0.0)
         if drop > 0:
-            g = tl.where(bits_at(at, low, high) >= drop, g * rescale, 0.0)
+            g = drop_rows(g, row[:, None], col[None, :], width, low, high, drop, rescale)
         by_weight += g * n
         by_shift += g
         g = normalise_backward(g * gain, n, inverse, width)

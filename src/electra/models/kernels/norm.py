@@ -5,9 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.models.kernels.dropout import bit_keys, drop_rows, random_bits, threshold
+from electra.models.kernels.dropout import bit_keys, drop_rows, threshold
 from electra.models.kernels.launch import programs
-from electra.models.kernels.sums import fold
+from electra.models.kernels.sums import own_rows
 
 FORTH, BACK = 2048, 1024
 """Elements of a tile. On the way back one warp works on it, so that no sum over a row or over rows
@@ -97,7 +97,8 @@ def add_norm_kernel(
     gain = tl.load(weight + col, inside, 0.0)[None, :]
     move = tl.load(shift + col, inside, 0.0)[None, :]
     if drop > 0:
-        z = tl.where(random_bits(at, seed) >= drop, z * rescale, 0.0)
+        low, high = bit_keys(seed)
+        z = drop_rows(z, row[:, None], col[None, :], width, low, high, drop, rescale)
     z, inverse = normalise(z + before, inside[None, :], width, eps)
     tl.store(normal + at, z, here)
     tl.store(out + at, z * gain + move, here)
@@ -131,14 +132,14 @@ def add_norm_backward_kernel(
         g, n, inverse = coming
         g, n = g.to(tl.float32), n.to(tl.float32)
         coming = ask(grad, normal, scale, row + step, col, inside, rows, width)
-        of_weight += fold(g * n, LINES)
-        of_shift += fold(g, LINES)
+        of_weight += own_rows(g * n, LINES)
+        of_shift += own_rows(g, LINES)
         g = normalise_backward(g * gain, n, inverse, width)
         tl.store(residual + at, g, here)
         if drop > 0:
             g = drop_rows(g, row[:, None], col[None, :], width, low, high, drop, rescale)
         tl.store(through + at, g, here)
-        of_bias += fold(g, LINES)
+        of_bias += own_rows(g, LINES)
     to = sums + tl.program_id(0) * 3 * width + col
     tl.store(to, tl.sum(of_weight, 0), inside)
     tl.store(to + width, tl.sum(of_shift, 0), inside)

@@ -19,7 +19,7 @@ def column_sums(x):
 
 
 @triton.jit
-def fold(x, LINES: tl.constexpr):
+def own_rows(x, LINES: tl.constexpr):
     """Adds up every LINES-th row: those that one thread has, where LINES is what the threads have
     at once."""
     return tl.sum(tl.reshape(x, (x.shape[0] // LINES, LINES, x.shape[1])), 0)
