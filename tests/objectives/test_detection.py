@@ -17,6 +17,7 @@ from electra.models.electra import (
 from electra.models.encoder import EncoderConfig
 from electra.models.simple import FrequencyGenerator
 from electra.objectives.batch import Batch
+from electra.objectives.objective import add_up
 
 HEADS = {"discriminator.dense.weight", "discriminator.score.weight"}
 
@@ -246,3 +247,11 @@ def test_a_generator_without_weights_is_neither_trained_nor_exported(make, batch
         assert found == {n for n, _ in objective.named_parameters()}
         assert "generator" not in objective.networks()
         assert objective.guessing_loss(3.0) == math.inf  # the watch must not blame it
+
+
+def test_sums_come_in_the_order_in_which_things_are_given():
+    """Whatever is added up together."""
+    flags, slots, other = torch.rand(3, 8) > 0.3, torch.rand(3, 2) > 0.5, torch.rand(3, 2)
+    counted = flags, torch.tensor(2.5), slots, ~flags, other, flags, torch.tensor(4)
+    wanted = torch.stack([x.float().sum() for x in counted])
+    torch.testing.assert_close(add_up(*counted), wanted)

@@ -80,11 +80,15 @@ def test_the_stored_curve(tiny, with_train, tmp_path, console):
 @pytest.mark.parametrize("pieces", [2, 4])
 def test_micro_batches_give_the_same_weights(pieces, tiny, with_train, tmp_path, console):
     """Rows of different lengths; at this temperature each sample is the best guess."""
-    config = without_dropout(with_train(tiny, budget="8steps"), temperature=1e-6)
+    config = with_train(tiny, budget="8steps", report_every=8)
+    config = without_dropout(config, temperature=1e-6)
     whole = trained(config, tmp_path / "whole", console)
     parts = trained(with_train(config, accumulate=pieces), tmp_path / "parts", console)
     for name, weights in whole.items():
         torch.testing.assert_close(parts[name], weights, atol=2e-5, rtol=1e-3, msg=name)
+    for name in ("mlm_loss", "detection_loss", "replaced_rate"):
+        (wanted,), (found,) = (figures(tmp_path / run) for run in ("whole", "parts"))
+        assert found[name] == pytest.approx(wanted[name], rel=1e-4), name
 
 
 def test_the_dry_run_changes_nothing(tiny, tmp_path, console):

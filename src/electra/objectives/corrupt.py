@@ -118,5 +118,5 @@ def put(ids: Tensor, positions: Tensor, tokens: Tensor, where: Tensor) -> Tensor
     differs from the released code: there the mean of both ids, an arbitrary third token, is put.
     """
     canvas = torch.full_like(ids, -1)
-    canvas = canvas.scatter_reduce(1, positions, torch.where(where, tokens, -1), "amax")
+    canvas.scatter_reduce_(1, positions, torch.where(where, tokens, -1), "amax")
     return torch.where(canvas >= 0, canvas, ids)

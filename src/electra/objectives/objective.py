@@ -193,8 +193,14 @@ def loss_at(logits: Tensor, masked: Masked) -> Tensor:
 
 
 def add_up(*counted: Tensor) -> Tensor:
-    """Each of them summed, in fp32."""
-    return torch.stack([x.detach().sum(dtype=torch.float32) for x in counted])
+    """Each of them summed, in fp32; those of one shape together, in few launches."""
+    alike: dict[torch.Size, list[Tensor]] = {}
+    for x in counted:
+        alike.setdefault(x.shape, []).append(x.detach())
+    for shape, same in alike.items():
+        sums = torch.stack(same).view(len(same), -1).sum(1, dtype=torch.float32)
+        alike[shape] = list(sums.unbind())
+    return torch.stack([alike[x.shape].pop(0) for x in counted])
 
 
 def at_positions(masked: Masked, length: int) -> Tensor:

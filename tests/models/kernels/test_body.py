@@ -12,6 +12,7 @@ from electra.models.kernels import body
 from electra.models.kernels.attention_dropout import keep_table
 from electra.models.kernels.body import NAMES, Body, Shape
 from electra.models.kernels.dropout import keep_mask
+from electra.models.kernels.ffn import ffn_fits
 
 EPS = 1e-12
 
@@ -65,14 +66,23 @@ def test_every_parameter_of_a_layer_travels():
 
 @pytest.mark.parametrize(
     ("rows", "length", "hidden", "heads", "inner"),
-    [(2, 5, 48, 3, 0), (3, 40, 96, 3, 0), (2, 40, 64, 1, 80), (1, 150, 32, 2, 0)],
+    [
+        (2, 5, 48, 3, 0),
+        (3, 40, 96, 3, 0),
+        (2, 40, 64, 1, 80),
+        (1, 150, 32, 2, 0),
+        (3, 50, 64, 2, 0),
+    ],
 )
 @pytest.mark.parametrize("narrow", [True, False])
 def test_the_layers(
     narrow, rows, length, hidden, heads, inner, device, layers, normal, near, monkeypatch
 ):
-    """Narrow and wide models go back through the feed-forward part on two ways; and gradients of
-    matrices come from one product for all layers, or one for each."""
+    """Narrow and wide models go back through the feed-forward part on two ways, the last two have
+    one kernel for it; and gradients of matrices come from one product for all layers, or one for
+    each."""
+    fits = ffn_fits(torch.empty(hidden, inner or 4 * hidden))
+    assert fits == ((hidden, inner) in ((32, 0), (64, 0)))
     monkeypatch.setattr(body, "shallow", lambda _: narrow)
     if not narrow:
         monkeypatch.setattr(body, "SMALL", 0)
@@ -108,7 +118,8 @@ def with_dropout(layer, x, documents, seeds, p, attention_p):
 def test_the_layers_with_dropout(
     p, attention_p, recompute, hidden, heads, device, layers, normal, near, monkeypatch
 ):
-    """Of a width where a product and LayerNorm are two kernels, and of one where they are one."""
+    """Of a width where a product and LayerNorm are two kernels, and of one where they are one, and
+    the whole feed-forward part is."""
     rows, length = 2, 21
     seeds = body.draw_seeds(6, device)
     monkeypatch.setattr(body, "draw_seeds", lambda *_: seeds)

@@ -292,7 +292,9 @@ def backward_kernel(
     of_v = (of_v * rescale).to(v.dtype)
     put(there + at + 2 * wide, of_v, inside, EVEN)
     to = sums + row * 2 * wide + head * SIZE + col
-    tl.store(to, tl.sum(tl.reshape(total, (SIZE, 8)), 1) * (scale * LN2 * rescale))
+    # One dimension at a time: Triton 3.6 adds up wrongly where the threads that have parts of a sum
+    # do not lie side by side, as in fp32 those of both dimensions together.
+    tl.store(to, tl.sum(tl.sum(total, 2), 1) * (scale * LN2 * rescale))
     tl.store(to + wide, over_rows(of_v))
 
 

@@ -1,9 +1,9 @@
 """All layers of an encoder as one function: what `electra.models.encoder.Layer` says, fused.
 
-A layer is six kernels forward, eight in a wide model, and about thirteen back. The residual stream
-is in the precision of the products. Kept for the way back: per token and layer 16 x width numbers,
-gelu's value among them: to compute it again would save a quarter, but it would have to be written a
-second time.
+A layer is six kernels forward, eight in a wide model, and about thirteen back; in the narrowest
+four and twelve. The residual stream is in the precision of the products. Kept for the way back: per
+token and layer 16 x width numbers, gelu's value among them: to compute it again would save a
+quarter, but it would have to be written a second time.
 Where rows are few, the gradients of the matrices wait for the last layer, and are found together.
 """
 
@@ -15,7 +15,15 @@ from torch import Tensor
 
 from electra.models.kernels.attention import attend, attend_backward, sum_parts
 from electra.models.kernels.dropout import draw_seeds
-from electra.models.kernels.ffn import contract_backward, contract_parts, shallow
+from electra.models.kernels.ffn import (
+    contract_backward,
+    contract_parts,
+    ffn_backward,
+    ffn_fits,
+    ffn_forward,
+    ffn_parts,
+    shallow,
+)
 from electra.models.kernels.gelu import bias_gelu, bias_gelu_backward_, gelu_parts
 from electra.models.kernels.join import joins, product_norm
 from electra.models.kernels.norm import add_norm, add_norm_backward, norm_parts
@@ -77,7 +85,8 @@ class Kept(NamedTuple):
     logs: Tensor
     normal1: Tensor
     scale1: Tensor
-    inner: Tensor
+    gelu: Tensor
+    """What goes into it, without the bias; where `ffn_fits`, its slope."""
     normal2: Tensor
     scale2: Tensor
 
@@ -126,7 +135,7 @@ class Body(torch.autograd.Function):
         together = not shape.recompute and small(grad, layers[0])
         widths = [len(matrix) for matrix in layers[0][:4]]
         back = Back._make(empties(grad, count if together else 1, widths))
-        sums = Sums(documents, layers)
+        sums = Sums(documents, cast)
         matrices: list[Sequence[Tensor]] = []
         for n in reversed(range(count)):
             params = [*cast[n], *layers[n][CAST:]]
@@ -162,11 +171,18 @@ def forward(
     norm1, norm2 = (gain1, shift1, shape.eps), (gain2, shift2, shape.eps)
     rest = (b_attended, x, norm1, seeds[1], shape.dropout, y)
     normal1, scale1 = product_and_norm(mixed, w_attended, *rest)
-    inner = y @ w_expand.t()
-    bias_gelu(inner, b_expand, active)
-    rest = (b_contract, y, norm2, seeds[2], shape.dropout, out)
-    normal2, scale2 = product_and_norm(active, w_contract, *rest)
-    return Kept(qkv, logs, normal1, scale1, inner, normal2, scale2)
+    if ffn_fits(w_contract):
+        gelu = torch.empty_like(active)
+        normal2, scale2 = ffn_forward(
+            y, w_expand, b_expand, w_contract, b_contract, norm2, seeds[2], shape.dropout,
+            active, gelu, out,
+        )  # fmt: skip
+    else:
+        gelu = y @ w_expand.t()
+        bias_gelu(gelu, b_expand, active)
+        rest = (b_contract, y, norm2, seeds[2], shape.dropout, out)
+        normal2, scale2 = product_and_norm(active, w_contract, *rest)
+    return Kept(qkv, logs, normal1, scale1, gelu, normal2, scale2)
 
 
 def product_and_norm(x: Tensor, matrix: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -187,13 +203,16 @@ def backward(
         grad, kept.normal2, kept.scale2, gain2, sums.norms[number, 1], seeds[2], shape.dropout,
         found.of_outer,
     )  # fmt: skip
-    parts = sums.gelu[number]
-    if shallow(w_contract.shape[0]):
-        contract_backward(found.of_outer, w_contract, kept.inner, b_expand, parts, found.of_inner)
+    through, of_inner, parts = found.of_outer, found.of_inner, sums.gelu[number]
+    if ffn_fits(w_contract):
+        ffn_backward(through, w_contract, kept.gelu, w_expand, parts, of_inner, grad)
     else:
-        torch.mm(found.of_outer, w_contract, out=found.of_inner)
-        bias_gelu_backward_(found.of_inner, kept.inner, b_expand, parts)
-    grad.addmm_(found.of_inner, w_expand)
+        if shallow(w_contract.shape[0]):
+            contract_backward(through, w_contract, kept.gelu, b_expand, parts, of_inner)
+        else:
+            torch.mm(through, w_contract, out=of_inner)
+            bias_gelu_backward_(of_inner, kept.gelu, b_expand, parts)
+        grad.addmm_(of_inner, w_expand)
     grad = add_norm_backward(
         grad, kept.normal1, kept.scale1, gain1, sums.norms[number, 0], seeds[1], shape.dropout,
         found.of_attended,
@@ -235,7 +254,8 @@ class Sums:
 
         self.norms = empty(2, norm_parts(tokens, hidden, device), 3, hidden)
         parts = contract_parts if shallow(hidden) else gelu_parts
-        self.gelu = empty(parts(tokens, inner, device), inner)
+        fits = ffn_fits(layers[0][3])
+        self.gelu = empty(ffn_parts(tokens) if fits else parts(tokens, inner, device), inner)
         self.qkv = empty(sum_parts(*documents.shape), 2, hidden)  # keys' are zero
 
     def finish(self) -> list[tuple[Tensor, ...]]:

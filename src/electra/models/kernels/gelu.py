@@ -34,30 +34,20 @@ def gelu_parts(rows: int, width: int, device: torch.device) -> int:
 
 
 @triton.jit
-def bell_at(z):
-    """exp(-z^2 / 2), of which both functions below are made."""
-    return tl.exp2(z * z * -0.7213475204444817)
+def gelu_at(z):
+    """z times the normal distribution's share below z, and the derivative of this.
 
-
-@triton.jit
-def slope_at(z, share, bell):
-    """The derivative of z times the normal distribution's share below z."""
-    return share + z * 0.3989422804014327 * bell
-
-
-@triton.jit
-def share_below(z, bell):
-    """The normal distribution's share below z.
-
-    Abramowitz and Stegun's formula 7.1.26, off by some 1e-7: the exact function would take longer
-    than the memory does.
+    The share is Abramowitz and Stegun's formula 7.1.26, off by some 1e-7: the exact function would
+    take longer than the memory does.
     """
     u = 1 + 0.23164190 * tl.abs(z)
     t = tl.rsqrt(u * u)  # 1 / u in one instruction, where a division takes eight
+    bell = tl.exp2(z * z * -0.7213475204444817)  # exp(-z^2 / 2)
     tail = 0.530702714 * t - 0.726576013
     tail = (tail * t + 0.710706870) * t - 0.142248368
     tail = (tail * t + 0.127414796) * t * bell
-    return tl.where(z > 0, 1 - tail, tail)
+    share = tl.where(z > 0, 1 - tail, tail)
+    return z * share, share + z * 0.3989422804014327 * bell
 
 
 @triton.jit
@@ -68,7 +58,8 @@ def bias_gelu_kernel(x, bias, out, rows, width, TALL: tl.constexpr, WIDE: tl.con
     at = row[:, None] * width + col[None, :]
     z = tl.load(x + at, here, 0.0).to(tl.float32)
     z += tl.load(bias + col, col < width, 0.0)[None, :]
-    tl.store(out + at, z * share_below(z, bell_at(z)), here)
+    value, _ = gelu_at(z)
+    tl.store(out + at, value, here)
 
 
 @triton.jit
@@ -86,8 +77,8 @@ def bias_gelu_backward_kernel(
         at = row[:, None] * width + col[None, :]
         z = tl.load(x + at, here, 0.0).to(tl.float32) + offset
         g = tl.load(grad + at, here, 0.0).to(tl.float32)  # asked for before z is used
-        bell = bell_at(z)
-        g *= slope_at(z, share_below(z, bell), bell)
+        _, slope = gelu_at(z)
+        g *= slope
         tl.store(grad + at, g, here)
         of_bias += g
     tl.store(sums + tl.program_id(1) * width + col, column_sums(of_bias), inside)

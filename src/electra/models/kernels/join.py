@@ -58,14 +58,29 @@ def product_norm_kernel(
     width: tl.constexpr, depth: tl.constexpr, eps, drop: tl.constexpr, rescale: tl.constexpr,
     TALL: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """Rows are (TALL / GROUP, GROUP), and the residual is read after the product: so the compiler
-    brings the product, in half precision, into the order of memory, and does the rest in this
-    order. Otherwise it would bring three tensors from one order into the other."""
     first = tl.program_id(0) * TALL
     z = tl.zeros((TALL, width), tl.float32)
     for start in range(0, depth, DEEP):  # beyond rows and depth come zeros
         a, b = x.load([first, start]), matrix.load([0, start])
         z = tl.dot(a, b.T, z, input_precision="ieee")
+    norm_rows(
+        z, first, bias, residual, weight, shift, out, normal, scale, seed, rows, width, eps, drop,
+        rescale,
+    )  # fmt: skip
+
+
+@triton.jit
+def norm_rows(
+    z, first, bias, residual, weight, shift, out, normal, scale, seed, rows, width: tl.constexpr,
+    eps, drop: tl.constexpr, rescale: tl.constexpr,
+):  # fmt: skip
+    """What `add_norm` does, for a tile of a product, whose rows begin with `first`.
+
+    They are (TALL / GROUP, GROUP), and the residual is read after the product: so the compiler
+    brings the product, in half precision, into the order of memory, and does the rest in this
+    order. Otherwise it would bring three tensors from one order into the other.
+    """
+    TALL: tl.constexpr = z.shape[0]
     z = tl.reshape(z.to(out.dtype.element_ty), (TALL // GROUP, GROUP, width)).to(tl.float32)
     row = first + tl.arange(0, TALL // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     col = tl.arange(0, width)[None, None, :]

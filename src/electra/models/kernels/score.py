@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.models.kernels.body import cast_all, product
-from electra.models.kernels.gelu import bell_at, share_below, slope_at
+from electra.models.kernels.body import product
+from electra.models.kernels.gelu import gelu_at
 from electra.models.kernels.launch import programs
 from electra.models.kernels.norm import tile
 from electra.models.kernels.sums import column_sums
@@ -24,7 +24,7 @@ class Score(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, dense: Tensor, bias: Tensor, weight: Tensor, shift: Tensor
     ) -> Tensor:
-        (matrix,) = cast_all([dense], x.dtype)
+        matrix = dense.to(x.dtype)
         inner = x @ matrix.t()
         rows, width = inner.shape
         out = torch.empty(rows, device=x.device)
@@ -59,7 +59,7 @@ def score_kernel(
     here = (row < rows)[:, None] & (col < width)[None, :]
     z = tl.load(inner + row[:, None] * width + col[None, :], here, 0.0).to(tl.float32)
     z += tl.load(bias + col, col < width, 0.0)[None, :]
-    active = z * share_below(z, bell_at(z))
+    active, _ = gelu_at(z)
     active *= tl.load(weight + col, col < width, 0.0)[None, :]
     tl.store(out + row, tl.sum(active, 1) + tl.load(shift), row < rows)
 
@@ -79,10 +79,9 @@ def score_backward_kernel(
         at = row[:, None] * width + col[None, :]
         g = tl.load(grad + row, row < rows, 0.0)[:, None]
         z = tl.load(inner + at, here, 0.0).to(tl.float32) + offset
-        bell = bell_at(z)
-        share = share_below(z, bell)
-        of_weight += g * z * share
-        g = g * gain * slope_at(z, share, bell)
+        active, slope = gelu_at(z)
+        of_weight += g * active
+        g = g * gain * slope
         tl.store(of_inner + at, g, here)
         of_bias += g
     to = sums + tl.program_id(0) * 2 * width + col

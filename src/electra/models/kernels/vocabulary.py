@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.models.kernels.body import cast_all, product
+from electra.models.kernels.body import product
 from electra.models.kernels.dropout import draw_seeds, random_bits
 
 GROUP, WARPS = 4096, 16
@@ -35,19 +35,19 @@ class Guess(torch.autograd.Function):
         ctx: Any, hidden: Tensor, table: Tensor, bias: Tensor, truth: Tensor, drawn: Tensor,
         other: Tensor, temperature: float, exclude_true: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        table, bias = cast_all([table, bias], hidden.dtype)
+        table, bias = table.to(hidden.dtype), bias.to(hidden.dtype)
         logits = torch.addmm(bias, hidden, table.t())
         found = read_logits_(logits, truth, drawn, other, temperature, exclude_true)
         ctx.save_for_backward(hidden, table, logits)
         ctx.mark_non_differentiable(*found[1:])
+        ctx.set_materialize_grads(False)  # no zeros for these
         return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         hidden, table, slopes = ctx.saved_tensors
         # A row's slope is that of its own loss: the factors go to what is narrow.
-        grad = grads[0].contiguous()
-        factor = grad[:, None].to(hidden.dtype)
+        factor = grads[0][:, None].to(hidden.dtype)
         of_hidden = (slopes @ table) * factor
         # The bias's gradient is one more column of the table's: as good as free, where a pass over
         # the slopes would take longer than the product.
