@@ -12,11 +12,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from electra.models.kernels.dropout import threshold
 from electra.models.kernels.gelu import gelu_at
-from electra.models.kernels.join import joins, norm_rows
+from electra.models.kernels.join import in_tiles, joins, norm_rows
 from electra.models.kernels.launch import programs
 from electra.models.kernels.sums import column_sums
 
@@ -78,11 +77,6 @@ def ffn_backward(
 def ffn_parts(rows: int) -> int:
     """How many parts the sums of `ffn_backward` come in."""
     return triton.cdiv(rows, BACK["TALL"])
-
-
-def in_tiles(x: Tensor, tall: int, wide: int) -> TensorDescriptor:
-    """`x` as a kernel reads or writes it: beyond its end it reads zeros, and writes nothing."""
-    return TensorDescriptor.from_tensor(x, [tall, wide])
 
 
 @triton.jit

@@ -42,14 +42,18 @@ def product_norm(
     normal = torch.empty_like(residual)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
     deep = DEEP // x.element_size()
-    x_tiles = TensorDescriptor.from_tensor(x, [TALL, deep])
-    matrix_tiles = TensorDescriptor.from_tensor(matrix, [width, deep])
-    tensors = (x_tiles, matrix_tiles, bias, residual, norm[0], norm[1], out, normal, scale, seed)
+    factors = in_tiles(x, TALL, deep), in_tiles(matrix, width, deep)
+    tensors = (*factors, bias, residual, norm[0], norm[1], out, normal, scale, seed)
     product_norm_kernel[(triton.cdiv(rows, TALL),)](
         *tensors, rows, width, depth, norm[2], threshold(p), 1 / (1 - p), TALL, deep,
         **(WIDE if width == 256 else NARROW),
     )  # fmt: skip
     return normal, scale
+
+
+def in_tiles(x: Tensor, tall: int, wide: int) -> TensorDescriptor:
+    """`x` as a kernel reads or writes it: beyond its end it reads zeros, and writes nothing."""
+    return TensorDescriptor.from_tensor(x, [tall, wide])
 
 
 @triton.jit
