@@ -201,6 +201,10 @@ def test_a_printed_recipe_can_be_trained(electra, data_folder, tmp_path):
             "generator.width=1",
         ),
         (("pretrain", "toy", "--data", "{data}", "--out", "{file}"), "is a file"),
+        (
+            ("pretrain", "toy", "--data", "{data}", "--out", "{file}/run", "data.length=32"),
+            "cannot be made (Not a directory): choose another --out",
+        ),
         (("pretrain", "--resume", "--out", "{out}"), "Name a recipe"),
         (("evaluate", "{out}", "--data", "{data}"), "neither a run with a checkpoint"),
         (("evaluate", "{run}", "--data", "{out}"), "no folder of token shards"),
@@ -216,6 +220,23 @@ def test_mistakes_are_told_in_one_sentence(
     names = {"out": tmp_path / "out", "data": data_folder, "run": finished, "file": corpus}
     assert message in refused(*(argument.format(**names) for argument in arguments))
     assert not (tmp_path / "out").exists()  # nothing was begun
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("objective.kind=mlm", "generator.share=all"),
+        ("objective.kind=mlm", "model.hidden=66", "model.heads=3"),  # no half of it has whole heads
+        ("generator.kind=unigram", "model.hidden=66", "model.heads=3"),
+    ],
+)
+def test_a_generator_that_is_not_built_is_not_refused(electra, settings, data_folder, tmp_path):
+    """Neither where a run is counted nor where it is started."""
+    code, _, err = electra("flops", "toy", *settings)
+    assert code == 0, err
+    place = ("--data", data_folder, "--out", tmp_path / "run", "--budget", "1steps")
+    code, _, err = electra("pretrain", "toy", *QUICK, *settings, *place)
+    assert code == 0, err
 
 
 def test_nothing_to_measure_is_wrong_usage(electra, finished, data_folder):

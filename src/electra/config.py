@@ -7,6 +7,7 @@ field is its help: `electra recipes NAME` shows it, and `config.yaml` has it as 
 import ast
 import dataclasses
 import inspect
+import math
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -144,7 +145,10 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
                 raise ValueError
             return int(value) if str(value).lstrip("+-").isdigit() else int(number)
         if kind is float:
-            return float(value)
+            number = float(value)
+            if math.isnan(number):
+                raise ValueError
+            return number
     except (KeyError, ValueError, TypeError, OverflowError):
         names = {bool: "true or false", int: "a whole number", float: "a number"}
         raise UserError(f"'{key}' takes {names[kind]}, not '{value}'.") from None

@@ -208,9 +208,11 @@ def test_which_seeds():
     assert read_seeds("3,7") == [3, 7]
     assert read_seeds("7, 3") == [7, 3]
     assert read_seeds("5,") == [5]
-    for wrong in ("", ",", "5,,", "1.5", "0", "-1", "4,4", "0,-2"):
-        with pytest.raises(UserError, match="write a number"):
+    for wrong in ("", ",", "5,,", "1.5", "0", "-1", "4,4", "0,-2", "99999999999", "1,2147483648"):
+        with pytest.raises(UserError, match=r"--seeds .*: write a number"):
             read_seeds(wrong)
+    with pytest.raises(UserError, match="--tuning-seeds 0: write a number"):
+        read_seeds("0", "--tuning-seeds")
 
 
 @pytest.mark.parametrize("verb", ["finetune", "glue"])

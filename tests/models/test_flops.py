@@ -303,6 +303,25 @@ def test_every_objective_is_counted(electra, kind):
     assert found["paper"]["inference"] == ELECTRA_SMALL.inference_flops()
 
 
+@pytest.mark.parametrize("share", ["none", "embeddings"])
+@pytest.mark.parametrize("generator", ["unigram", "uniform"])
+@pytest.mark.parametrize("kind", ["rtd", "rtd-masked", "replace-mlm", "all-tokens-mlm"])
+def test_a_generator_without_weights_costs_nothing(electra, kind, generator, share):
+    settings = (f"objective.kind={kind}", f"generator.share={share}")
+    code, out, err = electra(
+        "flops", "paper.small", *settings, f"generator.kind={generator}", "--json"
+    )
+    assert code == 0, err
+    found = json.loads(out)
+    _, learned, _ = electra("flops", "paper.small", *settings, "--json")
+    sizes = json.loads(learned)["parameters"]
+    sizes.pop("generator")
+    assert found["parameters"] == sizes
+    model = replace(recipe("paper.small").model, vocab_size=30522)
+    kept = works_of(kind, model, GeneratorConfig(), 128, 19)[-1:]
+    assert found["hardware"]["train"] == 1_000_000 * 128 * row_flops(kept, 128)
+
+
 def test_tables(electra):
     code, out, _ = electra("flops", "toy", "model.vocab_size=1000", "--budget", "1e6tokens")
     assert code == 0
@@ -329,6 +348,8 @@ def test_tables(electra):
         (("flops", "--budget", "1e16flops"), "Name a recipe"),
         (("flops", "toy", "--budget", "1e16flips"), "is not a budget"),
         (("flops", "toy", "generator.share=all"), "one body"),
+        (("flops", "toy", "data.length=0"), "data.length must be at least 1"),
+        (("flops", "toy", "data.length=1000"), "do not fit a position table of 512"),
     ],
 )
 def test_mistakes_get_a_sentence(electra, arguments, sentence):

@@ -32,6 +32,14 @@ def rows(batch: int, length: int, seed: int):
     return torch.where(real, ids, PAD), real
 
 
+@pytest.mark.parametrize("rounding", ["round", "ceil"])
+def test_nearly_everything_can_be_masked(rounding):
+    ids, real = rows(2, 512, seed=0)
+    m = mask_tokens(ids, real, MASKABLE, MASK, rate=0.999, rounding=rounding)
+    assert m.positions.shape == (2, 512)
+    assert (m.drawn.sum(1) == (real & MASKABLE[ids]).sum(1)).all()
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     batch=st.integers(1, 6),

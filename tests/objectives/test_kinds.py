@@ -29,7 +29,7 @@ from electra.recipes import recipe
         ),
         ("objective.copy_start=false", "use it with objective.kind=two-stage"),
         ("objective.mask_random=0.1", "objective.kind=mlm"),
-        ("objective.kind=mlm objective.mask_random=0.2", "between 0 and 1"),  # 0.85 + 0.2
+        ("objective.kind=mlm objective.mask_random=0.2", "the sum of these last two"),  # 0.85 + 0.2
         ("objective.mask_rate_end=1.5", "mask_rate_end is a share"),
         ("objective.kind=electric generator.kind=unigram", "unigram one has nothing to learn"),
         ("objective.kind=adversarial generator.kind=uniform", "uniform one has nothing to learn"),
@@ -41,6 +41,13 @@ from electra.recipes import recipe
         ("generator.kind=uniform generator.share=all generator.width=1", "has no weights"),
         ("objective.kind=replace-mlm generator.share=gdes", "takes apart"),
         ("objective.kind=all-tokens-mlm generator.share=gdes", "takes apart"),
+        ("generator.share=all", "need the same size"),
+        ("generator.width=0", "fractions above 0, at most 1"),
+        ("objective.temperature=0", "objective.temperature is a number from 1e-6 on"),
+        ("objective.temperature=1e-45", "objective.temperature is a number from 1e-6 on"),
+        ("objective.temperature=inf", "objective.temperature is a number from 1e-6 on"),
+        ("objective.discriminator_weight=-50", "discriminator_weight is a number from 0 on"),
+        ("objective.gate_weight=inf", "gate_weight is a number from 0 on"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_reason(settings, sentence):

@@ -216,6 +216,38 @@ def test_some_arms_and_cells_of_other_studies(electra, refused, command, started
         assert len(results(tmp_path / name)) == 1
     said = refused(*words, "--reuse", tmp_path / "nowhere")
     assert "no study left its results.jsonl there" in said
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_score_that_another_study_added_is_taken_over(electra, command, started, tmp_path):
+    """A cell that was taken over has no run here; its scores come from there, too."""
+    part = tmp_path / "part"
+
+    def into_part(*words):
+        return [part if word == tmp_path / "study" else word for word in words]
+
+    for asked in ("blimp", "both"):
+        words = command("tying", "--arms", "all", score=asked, budget="4e8flops")
+        assert electra(*into_part(*words))[0] == 0
+        assert electra(*words, "--reuse", part)[0] == 0
+        assert started == ["all-0"]
+        assert results(tmp_path / "study")[-1] == results(part)[-1]
+
+
+def test_a_score_of_its_own_stays_beside_one_that_is_taken_over(
+    electra, command, started, tmp_path
+):
+    part = tmp_path / "part"
+    scored = {
+        asked: command("tying", "--arms", "all", score=asked, budget="4e8flops")
+        for asked in ("task", "blimp")
+    }
+    assert electra(*scored["task"])[0] == 0
+    into_part = [part if word == tmp_path / "study" else word for word in scored["blimp"]]
+    assert electra(*into_part)[0] == 0
+    assert electra(*scored["blimp"], "--reuse", part)[0] == 0
+    assert started == ["all-0", "all-0"]
+    assert results(tmp_path / "study")[-1]["scores"].keys() == {"words0", "blimp"}
 
 
 def test_all_objectives_are_scored_by_the_network_that_is_kept(
@@ -278,6 +310,9 @@ def test_other_data_is_refused(electra, refused, command, corpus, tokenizer_fold
         (("--scale", "huge"), "There is no scale 'huge': there are: paper, small, tiny."),
         (("--budget", "20steps"), "equal FLOPs"),
         (("--seeds", "none"), "--seeds"),
+        (("--seeds", "99999999999"), "--seeds 99999999999: write a number"),
+        (("--tuning-seeds", "0"), "--tuning-seeds 0: write a number"),
+        (("--arms", ","), "--arms names no arm: tying has none, embeddings, all."),
         (("--arms", "non,all"), "tying has no arm 'non': did you mean 'none'?"),
         (("--task", "classify"), "--task-data belong together"),
         (("--tasks", "cola"), "--glue"),
@@ -299,6 +334,23 @@ def test_refused_without_a_score_or_a_place(electra, refused, command, tmp_path)
     assert "--data" in refused("study", "tying")
     (tmp_path / "study").write_text("a file")
     assert "is a file" in refused(*command("tying"))
+    nested = [Path(word) / "x" if word == tmp_path / "study" else word for word in command("tying")]
+    assert "cannot be made" in refused(*nested)
+
+
+def test_a_folder_of_something_else_is_refused(refused, command, tmp_path):
+    out = tmp_path / "study"
+    out.mkdir()
+    (out / "letter.txt").write_text("dear")
+    assert "is not empty and holds no study: choose another --out" in refused(*command("tying"))
+    assert [path.name for path in out.iterdir()] == ["letter.txt"]
+    (out / "results.jsonl").write_text('{"task": "rte", "seed": 0}\n')  # as of electra finetune
+    assert "holds results of another study" in refused(*command("tying"))
+
+
+def test_what_the_arms_differ_in_is_refused_for_one_arm_too(refused, command):
+    words = command("objectives", "--arms", "ELECTRA", "objective.kind=mlm", score="blimp")
+    assert "objectives sets objective.kind itself" in refused(*words)
 
 
 def test_the_list(electra):

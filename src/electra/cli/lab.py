@@ -151,19 +151,21 @@ def study(
     from electra.studies.named import STUDIES, find_study
     from electra.studies.run import run_study
     from electra.studies.score import open_sources
-    from electra.studies.study import SCALES, find_scale, only_arms, read_budget
+    from electra.studies.study import SCALES, check_changes, find_scale, only_arms, read_budget
 
     if name is None:
         for known, build in STUDIES.items():
             typer.echo(f"{known:20}{build(SCALES['tiny']).title}")
         return
     chosen = find_study(name, find_scale(scale))
+    check_changes(chosen, settings or [])  # before the choice of arms: what varies is the study's
     if budget is not None:
         chosen = replace(chosen, budget=read_budget(budget))
     if arms:
         chosen = only_arms(chosen, _names(arms))
     if data is None or out is None:
         raise UserError("Name the prepared text with --data and a folder with --out.")
+    chosen_seeds = read_seeds(seeds)
     sources = open_sources(
         glue=glue,
         tasks=_names(tasks),
@@ -171,7 +173,7 @@ def study(
         task_data=task_data,
         blimp=blimp,
         blimp_pairs=blimp_pairs,
-        seeds=read_seeds(tuning_seeds),
+        seeds=read_seeds(tuning_seeds, "--tuning-seeds"),
         config=override(FinetuneConfig(), tuning or []),
     )
     warn([warning for source in sources for warning in source.warnings])
@@ -179,7 +181,7 @@ def study(
         chosen,
         data=data,
         out=out,
-        seeds=read_seeds(seeds),
+        seeds=chosen_seeds,
         changes=settings or [],
         sources=sources,
         reuse=reuse or [],
@@ -220,6 +222,7 @@ def recipe_figures(config: "PretrainConfig") -> dict[str, Any]:
     from electra.models.paper_flops import PAPER_VOCABULARY, paper_row_flops
     from electra.objectives.corrupt import slots_for
     from electra.train.budget import parse_budget
+    from electra.train.data import check_positions
 
     notes = []
     if not config.model.vocab_size:
@@ -229,6 +232,7 @@ def recipe_figures(config: "PretrainConfig") -> dict[str, Any]:
             f"{PAPER_VOCABULARY:,} ids (set model.vocab_size for another number)."
         )
     length, batch, objective = config.data.length, config.data.batch, config.objective
+    check_positions(length, config.model.positions)
     slots = slots_for(length, objective.top_rate, objective.count)
     works = works_of(objective.kind, config.model, config.generator, length, slots)
     steps = parse_budget(config.train.budget).steps(

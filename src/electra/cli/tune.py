@@ -23,6 +23,8 @@ Seeds = Annotated[
     str,
     typer.Option(help="How many seeds, or which: 5 means 0 to 4; 3,7 those two; 3, that one."),
 ]
+MOST_SEEDS = 1000
+"""That a number alone may ask for."""
 TASKS = (
     "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; squad1, squad2; conll2000, conll2003; or "
     "for your own files: classify, regress, pair, choice, tag, qa."
@@ -47,7 +49,7 @@ Listed = Annotated[
 ]
 
 
-def read_seeds(text: str) -> list[int]:
+def read_seeds(text: str, option: str = "--seeds") -> list[int]:
     """5 -> 0 to 4; 3,7 -> those."""
     from electra.errors import UserError
 
@@ -55,10 +57,15 @@ def read_seeds(text: str) -> list[int]:
         numbers = [int(part) for part in text.removesuffix(",").split(",")]
     except ValueError:
         numbers = [-1]
-    seeds = numbers if "," in text else list(range(numbers[0]))
-    if not seeds or min(numbers) < 0 or max(seeds) >= 2**31 or len(set(seeds)) < len(seeds):
-        raise UserError(f"--seeds {text}: write a number, as 5, or several different ones, as 3,7.")
-    return seeds
+    alone = "," not in text
+    lowest, highest = (1, MOST_SEEDS) if alone else (0, 2**31 - 1)
+    different = len(set(numbers)) == len(numbers)
+    if not different or min(numbers) < lowest or max(numbers) > highest:
+        raise UserError(
+            f"{option} {text}: write a number up to {MOST_SEEDS}, as 5, or several different ones, "
+            "as 3,7."
+        )
+    return list(range(numbers[0])) if alone else numbers
 
 
 def finetune(

@@ -57,7 +57,7 @@ def locate(model: str, network: Network) -> Path:
         if others:
             raise UserError(
                 f"{place} has no {network}, only {' and '.join(others)}: that is what the run's "
-                f"objective leaves (objective.kind in {place / 'config.yaml'})."
+                f"objective leaves (objective.kind, generator.kind in {place / 'config.yaml'})."
             )
         if (path / "config.json").is_file():
             return path
@@ -153,8 +153,12 @@ def score_sentences(model: str, texts: Sequence[str]) -> list[float]:
     encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
     rows = [[vocab.cls, *e.ids, vocab.sep] for e in encodings]
     longest = discriminator.encoder.config.positions
-    if any(len(row) > longest for row in rows):
-        raise UserError(f"A text is longer than the {longest - 2} tokens that the model takes.")
+    for text, row in zip(texts, rows, strict=True):
+        if len(row) > longest:
+            raise UserError(
+                f"A text has {len(row) - 2} tokens and the model takes {longest - 2}: shorten or "
+                f"split the one that begins with '{text[:40]}'."
+            )
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # little padding in a batch
     scores = [0.0] * len(rows)
     for begin in range(0, len(order), SCORED_AT_ONCE):

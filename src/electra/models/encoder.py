@@ -4,6 +4,7 @@ Both networks of ELECTRA are this encoder, at two widths. The file can be read a
 compilation and parallelism are put on from outside.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,12 +46,16 @@ class EncoderConfig:
     before and after, so that a short run leaves the opening plateau."""
 
     def __post_init__(self) -> None:
-        if self.layers < 1 or self.hidden < 1 or self.embedding < 1:
-            raise UserError("model.layers, model.hidden and model.embedding must be at least 1.")
+        for name in ("layers", "hidden", "embedding", "positions", "vocab_multiple"):
+            if getattr(self, name) < 1:
+                raise UserError(f"model.{name} must be at least 1.")
+        for name in ("heads", "feed_forward", "vocab_size"):
+            if getattr(self, name) < 0:
+                raise UserError(f"model.{name} must be at least 0.")
+        if not 0 < self.init_std < math.inf:
+            raise UserError("model.init_std must be above 0.")
         if not (0 <= self.dropout < 1 and 0 <= self.attention_dropout < 1):
             raise UserError("model.dropout and model.attention_dropout are shares below 1.")
-        if self.vocab_multiple < 1:
-            raise UserError("model.vocab_multiple must be at least 1.")
         if self.start == "neighbours" and self.embedding % 2:
             raise UserError("model.start=neighbours needs an even model.embedding.")
         if self.hidden % self.head_count:

@@ -33,8 +33,7 @@ class FrequencyGenerator(nn.Module):
         self.words: Tensor
         self.register_buffer("words", words, persistent=False)
         self.logits: Tensor  # persistent: a resumed run does not count again
-        self.register_buffer("logits", torch.zeros(config.table_rows))
-        self.set_counts(torch.ones(config.table_rows, dtype=torch.float64))
+        self.register_buffer("logits", (words.double() / words.sum()).log().float())
 
     def set_counts(self, counts: Tensor) -> None:
         """Follow these frequencies; `counts` is (table rows,) and what is no word is left out."""

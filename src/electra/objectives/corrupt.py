@@ -28,7 +28,7 @@ class Masked(NamedTuple):
 def slots_for(length: int, rate: float, rounding: Rounding) -> int:
     """Masked positions of a full row; with 'round' the original's formula: 19 at 128, 79 at 512."""
     slots = math.ceil(rate * length) if rounding == "ceil" else int((rate + 0.005) * length)
-    return max(1, slots)
+    return min(max(1, slots), length)
 
 
 def mask_counts(real: Tensor, candidates: Tensor, rate: Rate, rounding: Rounding) -> Tensor:

@@ -116,7 +116,9 @@ KINDS: dict[Kind, Build] = {
 }
 
 
-def check_together(config: ObjectiveConfig, generator: GeneratorConfig) -> None:
+def check_together(
+    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig
+) -> None:
     """Refuse settings that do not go together, with the reason."""
     kind, share = config.kind, generator.share
     if kind == "mlm":
@@ -144,6 +146,8 @@ def check_together(config: ObjectiveConfig, generator: GeneratorConfig) -> None:
         )
     if kind == "two-stage":
         check_stages(config, generator)
+    if generator.kind == "transformer":
+        generator_sizes(model, generator)  # refuses what cannot be built
 
 
 def check_stages(config: ObjectiveConfig, generator: GeneratorConfig) -> None:
@@ -165,5 +169,5 @@ def build(
     config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: Ids
 ) -> Objective:
     """The networks of an objective with their initial weights, and its loss."""
-    check_together(config, generator)
+    check_together(config, model, generator)
     return KINDS[config.kind](config, model, generator, ids)

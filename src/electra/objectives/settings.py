@@ -1,5 +1,6 @@
 """What is learned from: the objective of a run and its settings."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,11 +65,18 @@ class ObjectiveConfig:
     def __post_init__(self) -> None:
         shares = (self.mask_shown, self.mask_random, self.mask_shown + self.mask_random)
         if not 0 < self.mask_rate < 1 or not all(0 <= share <= 1 for share in shares):
-            raise UserError("objective.mask_rate and mask_shown are shares between 0 and 1.")
+            raise UserError(
+                "objective.mask_rate, mask_shown, mask_random and the sum of these last two are "
+                "shares between 0 and 1."
+            )
         if not 0 <= self.mask_rate_end < 1:
             raise UserError("objective.mask_rate_end is a share between 0 and 1; 0 is no schedule.")
-        if self.temperature <= 0:
-            raise UserError("objective.temperature must be above 0.")
+        if not 1e-6 <= self.temperature < math.inf:
+            raise UserError("objective.temperature is a number from 1e-6 on.")
+        weights = ("generator_weight", "discriminator_weight", "model_weight", "gate_weight")
+        for name in weights:
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"objective.{name} is a number from 0 on.")
         refusals = (
             (
                 self.mask_random > 0 and self.kind != "mlm",

@@ -4,6 +4,7 @@ The warm-up alone is counted in steps, because a network needs as many of them i
 a long one: as a share of the run it would be over, in a short one, before the network is ready.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,8 +42,13 @@ class OptimConfig:
             raise UserError(
                 "optim.warmup is a number of steps, or below 1 a share of the run: at least 0."
             )
-        if self.clip <= 0:
-            raise UserError("optim.clip must be above 0.")
+        if self.clip <= 0 or self.eps <= 0:
+            raise UserError("optim.clip and optim.eps must be above 0.")
+        for name in ("lr", "decay_power", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"optim.{name} is a number from 0 on.")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError("optim.betas are two numbers from 0 on, below 1.")
 
 
 def warmup_share(steps: float, config: OptimConfig) -> float:

@@ -13,10 +13,10 @@ from rich.console import Console
 from electra import __version__
 from electra.config import flatten
 from electra.errors import UserError
-from electra.finetune.results import Result, add_result, check_same, read_results
+from electra.finetune.results import RESULTS, Result, add_result, check_same, read_results
 from electra.finetune.trial import hardware
 from electra.studies.score import Source
-from electra.studies.study import Arm, Study, check_changes, configure, row_costs
+from electra.studies.study import Arm, Study, configure, row_costs
 from electra.studies.write import write
 from electra.text.shards import Shards
 from electra.train import checkpoint, pretrain
@@ -55,7 +55,6 @@ def grid(
     study: Study, data: Path, out: Path, seeds: Sequence[int], changes: Sequence[str]
 ) -> list[Cell]:
     """All cells, a whole round of the arms before the next seed."""
-    check_changes(study, changes)
     settings = (*changes, f"data.folder={data}")
     return [
         Cell(
@@ -92,23 +91,26 @@ def run_study(
     Everything that can be refused is refused before anything is trained. Cells that a study in a
     folder of `reuse` has done are taken over.
     """
-    if out.exists() and not out.is_dir():
-        raise UserError(f"'{out}' is a file, and --out must be a folder: choose another.")
+    check_place(out)
     cells = grid(study, data, out, seeds, changes)
     shards = open_data(cells[0].config.data, cells[0].config.model.positions)
+    others = [r for folder in reuse for r in results_of(folder)]
     with run_folder(out):
-        done = {(r["arm"], r["seed"]): r for r in read_results(out)}
-        check_same(out, done.values(), {"study": study.name})
+        before = read_results(out)
+        check_same(out, before, {"study": study.name})
+        done = {(r["arm"], r["seed"]): r for r in before}
         for cell in cells:
             if cell.key in done:
                 check_same(out, [done[cell.key]], cell.facts(shards.digest))
             check_run(cell, shards)
-        others = [r for folder in reuse for r in results_of(folder)]
         for cell in cells:
-            same = None if cell.key in done else twin(cell, shards, others, sources)
+            if all(scored(done.get(cell.key), source) for source in sources):
+                continue
+            same = twin(cell, shards, others, sources)
             if same is not None:
-                done[cell.key] = same
-                add_result(out, same)
+                own = done.get(cell.key, same)["scores"]
+                done[cell.key] = {**same, "scores": {**own, **same["scores"]}}
+                add_result(out, done[cell.key])
         for number, cell in enumerate(cells, 1):
             where = f"cell {number} of {len(cells)}: {cell.arm.name}, seed {cell.seed}"
             found = done.get(cell.key)
@@ -131,6 +133,15 @@ def run_study(
                     study, whole, sources, out, cells=len(cells), command=command, console=console
                 )
     return 0
+
+
+def check_place(out: Path) -> None:
+    """Refuse a file, and a folder with other things than a study."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"'{out}' is a file, and --out must be a folder: choose another.")
+    found = {path.name for path in out.iterdir()} if out.exists() else set()
+    if found - {"process"} and not found & {"cells", RESULTS}:
+        raise UserError(f"{out} is not empty and holds no study: choose another --out.")
 
 
 def results_of(folder: Path) -> list[Result]:

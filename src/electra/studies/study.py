@@ -6,7 +6,6 @@ from typing import Literal
 
 from electra.config import override
 from electra.errors import UserError, nearest
-from electra.models.electra import generator_sizes
 from electra.models.flops import row_flops, works_of
 from electra.models.paper_flops import PAPER_VOCABULARY, paper_row_flops
 from electra.objectives.corrupt import slots_for
@@ -95,6 +94,9 @@ def find_scale(name: str) -> Scale:
 def only_arms(study: Study, names: Sequence[str]) -> Study:
     """The study with these of its arms; upper and lower case are the same."""
     known = {arm.name.lower(): arm for arm in study.arms}
+    if not names:
+        told = ", ".join(arm.name for arm in study.arms)
+        raise UserError(f"--arms names no arm: {study.name} has {told}.")
     for name in names:
         if name.lower() not in known:
             told = nearest(name, [arm.name for arm in study.arms])
@@ -148,8 +150,6 @@ def configure(study: Study, arm: Arm, seed: int, changes: Sequence[str] = ()) ->
     spent = f"train.budget={study.budget * arm.share:.6g}flops"
     settings = (*changes, *arm.overrides, spent, f"train.seed={seed}")
     try:
-        config = override(recipe(study.recipe), settings)
-        generator_sizes(config.model, config.generator)  # refuses what cannot be built
+        return override(recipe(study.recipe), settings)
     except UserError as error:
         raise UserError(f"The arm '{arm.name}' of {study.name} is refused: {error}") from None
-    return config

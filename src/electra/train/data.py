@@ -31,8 +31,9 @@ class DataConfig:
     """Documents that share a row do not see each other; for rows of --layout packed."""
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise UserError("data.batch must be at least 1.")
+        for name in ("length", "batch"):
+            if getattr(self, name) < 1:
+                raise UserError(f"data.{name} must be at least 1.")
 
 
 def open_data(config: DataConfig, positions: int) -> Shards:

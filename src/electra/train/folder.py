@@ -7,13 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from electra.errors import UserError
 from electra.text.files import locked
 
 
 @contextlib.contextmanager
 def run_folder(run: Path) -> Iterator[None]:
     """Hold the run folder; the lock dies with its process, however that ends."""
-    run.mkdir(parents=True, exist_ok=True)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"'{run}' cannot be made ({error.strerror}): choose another --out."
+        ) from None
     note = run / "process"
     holder = note.read_text(encoding="utf-8") if note.is_file() else "another process"
     refusal = f"{run} is in use by {holder}: wait for it, stop it, or choose another --out."

@@ -77,6 +77,8 @@ class LoopConfig:
         for name in (*counts, "checkpoint_every", "keep_last"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1.")
+        if not 0 <= self.seed < 2**63:
+            raise UserError("train.seed is a whole number from 0 on, below 2 to the power of 63.")
 
 
 @dataclass(slots=True, kw_only=True)

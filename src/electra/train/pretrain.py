@@ -11,7 +11,7 @@ from rich.console import Console
 
 from electra.config import flatten, from_yaml, to_dict, to_yaml
 from electra.errors import UserError
-from electra.models.electra import GeneratorConfig, generator_sizes
+from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
 from electra.models.flops import step_flops
 from electra.models.simple import FrequencyGenerator
@@ -59,7 +59,7 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         parse_budget(self.train.budget)
-        check_together(self.objective, self.generator)
+        check_together(self.objective, self.model, self.generator)
         if self.data.documents and self.objective.kind == "electric":
             raise UserError(
                 "The two towers of objective.kind=electric read a row as one text: leave out "
@@ -88,7 +88,6 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
     config, shards, vocab = with_data(config)
     folder = str(shards.folder.resolve())  # to resume from anywhere
     config = replace(config, data=replace(config.data, folder=folder))
-    generator_sizes(config.model, config.generator)  # refuses what cannot be built
     with run_folder(out):
         shutil.copytree(shards.tokenizer, out / "tokenizer")
         write_whole(out / "config.yaml", to_yaml(config).encode())
