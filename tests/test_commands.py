@@ -110,6 +110,43 @@ def test_evaluate_agrees_with_the_run(electra, finished, data_folder):
         assert figures == pytest.approx(checkpoint.read_state(last).held_out)
 
 
+def test_what_is_no_number_is_null_in_json(electra, finished, data_folder, monkeypatch):
+    """One held-out row may have no replaced token, and then there is no AUC."""
+    found = (finished, {"auc": float("nan"), "loss": 1.0})
+    monkeypatch.setattr("electra.train.evaluate.evaluate", lambda *asked: found)
+    _, out, _ = electra("evaluate", finished, "--data", data_folder, "--json")
+    assert "NaN" not in out
+    assert json.loads(out)["auc"] is None
+
+
+def test_a_polite_stop_is_no_error(electra, finished, monkeypatch):
+    monkeypatch.setattr("electra.train.pretrain.resume", lambda *asked: 130)
+    code, _, err = electra("pretrain", "--resume", "--out", finished)
+    assert (code, err) == (130, "")
+
+
+def test_a_start_without_room_leaves_nothing(refused, data_folder, tmp_path, monkeypatch):
+    """So that the same command works when there is some again."""
+
+    def full(source: Path, to: Path) -> None:
+        (to / "half").mkdir(parents=True)
+        raise shutil.Error([(source, to, "[Errno 28] No space left on device")])
+
+    monkeypatch.setattr("electra.train.pretrain.shutil.copytree", full)
+    out = tmp_path / "out"
+    assert "disk is full" in refused("pretrain", "toy", "--data", data_folder, "--out", out, *QUICK)
+    assert not out.exists()
+
+
+def test_the_tokenizer_beside_the_shards_is_theirs(refused, data_folder, other_data, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(data_folder, data)
+    shutil.copytree(other_data / "tokenizer", data / "tokenizer", dirs_exist_ok=True)
+    sentence = refused("pretrain", "toy", "--data", data, "--out", tmp_path / "out", *QUICK)
+    assert "is not the tokenizer" in sentence
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_program_itself(tmp_path):
     """In a process of its own, by `python -m electra`."""
     done = subprocess.run(
@@ -201,17 +238,21 @@ def test_a_printed_recipe_can_be_trained(electra, data_folder, tmp_path):
             "generator.width=1",
         ),
         (("pretrain", "toy", "--data", "{data}", "--out", "{file}"), "is a file"),
+        (("pretrain", "toy", "--data", "{data}", "--out", "{out}", "--budget", ""), "not a budget"),
         (
             ("pretrain", "toy", "--data", "{data}", "--out", "{file}/run", "data.length=32"),
-            "cannot be made (Not a directory): choose another --out",
+            "run' cannot be used: Not a directory",
         ),
-        (("pretrain", "--resume", "--out", "{out}"), "Name a recipe"),
+        (("pretrain", "--resume", "--out", "{out}"), "holds no run"),
         (("evaluate", "{out}", "--data", "{data}"), "neither a run with a checkpoint"),
         (("evaluate", "{run}", "--data", "{out}"), "no folder of token shards"),
         (("detect", "{out}", "text"), "no model at"),
         (("detect", "{run}", ""), "text is empty"),
         (("fill", "{run}", "no mask"), "no [MASK] in the text"),
+        (("detect", "{run}", "\udcff"), "not valid UTF-8"),
+        (("fill", "{run}", "\udcff [MASK]"), "not valid UTF-8"),
         (("report", "{out}"), "no figures yet"),
+        (("report", "{run}", "--out", "{file}"), "cannot be used: File exists"),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(
@@ -366,7 +407,9 @@ def test_missing_extras_are_named(electra, refused, finished, data_folder, tmp_p
     assert code == 0, err
 
 
-@pytest.mark.parametrize("verb", ["recipes", "pretrain", "evaluate", "report", "detect", "fill"])
+@pytest.mark.parametrize(
+    "verb", ["demo", "recipes", "pretrain", "evaluate", "report", "detect", "fill"]
+)
 def test_help_has_an_example(verb, electra):
     code, out, _ = electra(verb, "--help")
     assert code == 0

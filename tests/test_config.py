@@ -62,7 +62,8 @@ def test_overrides():
         ("model.init_std=0", "model.init_std must be above 0"),
         ("data.length=-5", "data.length must be at least 1"),
         ("optim.lr=-1", "optim.lr is a number from 0 on"),
-        ("optim.weight_decay=inf", "optim.weight_decay is a number from 0 on"),
+        ("optim.weight_decay=inf", "'optim.weight_decay' takes a number, not 'inf'"),
+        ("optim.decay_power=-1", "optim.decay_power is a number from 0 on"),
         ("optim.eps=0", "optim.clip and optim.eps must be above 0"),
         ("optim.betas=[0.9,1]", "optim.betas are two numbers from 0 on, below 1"),
         ("train.seed=-1", "train.seed is a whole number from 0 on"),
@@ -103,6 +104,13 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path):
     file.write_text("a: [")
     with pytest.raises(UserError, match="not valid YAML"):
         recipe(str(file))
+    file.write_bytes(b"name: \xff")
+    with pytest.raises(UserError, match="not valid YAML"):
+        recipe(str(file))
+    for betas in ("3", "", "{a: 1, b: 2}"):
+        file.write_text(f"optim:\n  betas: {betas}\n")
+        with pytest.raises(UserError, match=r"'optim.betas' takes 2 values"):
+            recipe(str(file))
 
 
 def test_flatten_names_everything():

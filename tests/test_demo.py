@@ -39,6 +39,14 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, console):
     assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
 
 
+def test_a_wrong_budget_costs_nothing(tmp_path, console):
+    (tmp_path / "demo.json").write_text("{}")
+    (tmp_path / "run").mkdir()
+    with pytest.raises(UserError, match="not a budget"):
+        run.run_demo(tmp_path, "soon", console)
+    assert (tmp_path / "run").is_dir()
+
+
 def test_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"electra\[demo\]"):

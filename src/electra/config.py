@@ -87,7 +87,7 @@ def to_yaml(config: Any, indent: int = 0) -> str:
     return "\n".join(lines) + "\n"
 
 
-def from_yaml(kind: type[C], text: str, source: str) -> C:
+def from_yaml(kind: type[C], text: str | bytes, source: str) -> C:
     """Read a configuration that `to_yaml` (or a person) wrote."""
     try:
         values = yaml.safe_load(text)
@@ -131,8 +131,10 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
             raise UserError(f"'{key}' is one of {', '.join(choices)}, not '{value}'.")
         return value
     if origin is tuple:
-        parts = value.strip("[]()").split(",") if isinstance(value, str) else list(value)
         kinds = typing.get_args(kind)
+        parts = value.strip("[]()").split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list):
+            raise UserError(f"'{key}' takes {len(kinds)} values, not '{value}'.")
         if len(parts) != len(kinds):
             raise UserError(f"'{key}' takes {len(kinds)} values, not {len(parts)}.")
         return tuple(_convert(part, k, key) for part, k in zip(parts, kinds, strict=True))
@@ -146,7 +148,7 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
             return int(value) if str(value).lstrip("+-").isdigit() else int(number)
         if kind is float:
             number = float(value)
-            if math.isnan(number):
+            if not math.isfinite(number):
                 raise ValueError
             return number
     except (KeyError, ValueError, TypeError, OverflowError):

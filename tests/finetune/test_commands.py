@@ -123,6 +123,8 @@ FILES = {
         ("classify", "good", ("--seeds", "2,-1"), "--seeds 2,-1: write a number"),
         ("classify", "good", ("--seeds", "many"), "--seeds many: write a number"),
         ("classify", "good", ("--seeds", f"1,{2**70}"), "--seeds"),
+        ("classify", "good", ("--seeds", f"{2**70}"), "up to 1000"),
+        ("classify", "good", ("dropout=nan",), "'dropout' takes a number, not 'nan'."),
     ],
 )
 def test_a_mistake_is_one_sentence_and_nothing_is_written(

@@ -4,13 +4,14 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from electra.errors import UserError
-from electra.hub import ask
+from electra.hub import ask, folders
 from electra.hub.ask import detect, fill, locate
 from electra.hub.folders import load_discriminator, load_generator, read_config
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
@@ -177,7 +178,7 @@ def test_an_unknown_place_is_refused(name):
         locate(name, "discriminator")
 
 
-def test_folders_without_a_model_are_refused(finished, copied, tmp_path):
+def test_folders_without_a_model_are_refused(finished, copied, tmp_path, monkeypatch):
     (tmp_path / "letters").mkdir()
     with pytest.raises(UserError, match="neither a run nor a checkpoint"):
         locate(str(tmp_path / "letters"), "discriminator")
@@ -190,6 +191,9 @@ def test_folders_without_a_model_are_refused(finished, copied, tmp_path):
     weights = copied / "discriminator" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(UserError, match="damaged"):
+        detect(str(copied / "discriminator"), TEXT)
+    monkeypatch.setattr(folders, "load_file", Mock(side_effect=FileNotFoundError("not allowed")))
+    with pytest.raises(UserError, match="may not be read"):
         detect(str(copied / "discriminator"), TEXT)
     weights.unlink()
     (copied / "discriminator" / "pytorch_model.bin").write_bytes(b"pickle")

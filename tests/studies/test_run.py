@@ -335,7 +335,7 @@ def test_refused_without_a_score_or_a_place(electra, refused, command, tmp_path)
     (tmp_path / "study").write_text("a file")
     assert "is a file" in refused(*command("tying"))
     nested = [Path(word) / "x" if word == tmp_path / "study" else word for word in command("tying")]
-    assert "cannot be made" in refused(*nested)
+    assert "cannot be used: Not a directory" in refused(*nested)
 
 
 def test_a_folder_of_something_else_is_refused(refused, command, tmp_path):

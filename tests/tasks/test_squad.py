@@ -85,6 +85,7 @@ def test_answer_not_there(tmp_path):
     ("text", "message"),
     [
         ('{"data": [\n{"paragraphs": [}]}', "line 2 is no valid JSON"),
+        ("[" * 100_000, "line 1 is no valid JSON"),
         ('{"data": []}', "holds no questions"),
         ('{"data": 3}', "has no list 'data'"),
         ('{"data": [{"title": "x"}]}', "article 1 has no list 'paragraphs'"),

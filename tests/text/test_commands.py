@@ -69,6 +69,7 @@ def test_errors_are_one_sentence(arguments, message, corpus, tokenizer_folder, t
     [
         (UserError("this and that"), 2, "error: this and that"),
         (OSError(28, "No space left on device"), 2, "error: the disk is full"),
+        (PermissionError(13, "Permission denied", "a/b"), 2, "error: 'a/b' cannot be used: Perm"),
         (KeyboardInterrupt(), 130, "stopped"),
     ],
 )
@@ -113,6 +114,19 @@ def test_wrong_usage_has_code_2():
         done = electra(*arguments)
         assert done.returncode == 2
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [("unigram", -3), ("bpe", 10**10), ("wordpiece", 10**20)]
+)
+def test_a_vocabulary_size_that_the_library_would_not_survive(kind, size, corpus, tmp_path):
+    out = tmp_path / "out"
+    done = electra(
+        "tokenizer", "train", corpus, f"--kind={kind}", f"--vocab-size={size}", "--out", out
+    )
+    assert done.returncode == 2
+    assert "--vocab-size" in done.stderr
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

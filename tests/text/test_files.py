@@ -1,8 +1,11 @@
 """Files are written whole or not at all."""
 
-import pytest
+import shutil
 
-from electra.text.files import write_whole
+import pytest
+from safetensors import SafetensorError
+
+from electra.text.files import is_full, write_whole
 
 
 def test_broken_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -12,3 +15,12 @@ def test_broken_write_leaves_the_old_file_and_nothing_else(tmp_path):
         write_whole(path, b"new", "no bytes")
     assert path.read_bytes() == b"old content"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_known_whoever_tells():
+    assert is_full(OSError(28, "No space left on device"))
+    assert is_full(SafetensorError("I/O error: No space left on device (os error 28)"))
+    assert is_full(shutil.Error([("a", "b", "[Errno 28] No space left on device: 'a' -> 'b'")]))
+    assert not is_full(OSError(13, "Permission denied"))
+    assert not is_full(SafetensorError("I/O error: Permission denied (os error 13)"))
+    assert not is_full(ValueError("28"))

@@ -238,6 +238,8 @@ def test_chunks_have_a_size_and_keep_order(tmp_path):
         ("a.csv", b"id,body\n1,a\n", r"a\.csv' has no column 'text', it has: id, body"),
         ("a.csv", b"id,text\n1\n", r"a\.csv' line 2 has 1 columns, the header has 2"),
         ("a.csv", b'text\n"open\nfor ever\n', r"a\.csv' line \d is no valid table row"),
+        ("a.csv", b"text,text\na,b\n", r"a\.csv' names the column 'text' twice"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl' line 1 is no valid JSON"),
         ("a.parquet.gz", b"x", r"compressed parquet"),
     ],
 )  # fmt: skip

@@ -106,13 +106,14 @@ def test_cut_and_missing_shards_are_named(copy):
         Shards.open(copy)
 
 
-def test_folders_that_are_none(copy, tmp_path):
+def test_folders_that_are_none(folder, copy, tmp_path):
     with pytest.raises(UserError, match="no folder of token shards"):
         Shards.open(tmp_path)
     (copy / "index.json").write_text('{"format": 99}')
     with pytest.raises(UserError, match="format 99"):
         Shards.open(copy)
-    for broken in ('{"for', "[]", '{"format": 1}'):
+    index = json.loads((folder / "index.json").read_text()) | {"shards": [{"file": "a"}]}
+    for broken in ('{"for', "[]", '{"format": 1}', json.dumps(index)):
         (copy / "index.json").write_text(broken)
         with pytest.raises(UserError, match="damaged"):
             Shards.open(copy)

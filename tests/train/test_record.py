@@ -33,6 +33,8 @@ def test_a_cut_line_is_passed_over(tmp_path):
     record.write("train", 3, loss=3.0)
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
     assert all(json.loads(line) for line in path.read_text().splitlines())
+    path.write_bytes(path.read_bytes() + b'{"kind": "\xc3')  # no whole letter
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
 
 
 def test_rewind_forgets_what_came_after(tmp_path):

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from electra.config import to_yaml
 from electra.errors import UserError
 from electra.train import checkpoint
+from electra.train.folder import StopRequest
 from electra.train.pretrain import build_objective, read_run_config, resume, start
 from electra.train.record import read_metrics
 
@@ -88,7 +89,7 @@ def test_killed_at_any_moment_and_resumed_is_bit_identical(straight, tmp_path):
     assert not list((out / "checkpoints").glob(".*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_leaves_with_a_clear_line(straight, tmp_path, number):
     config, reference = straight
     recipe = tmp_path / "recipe.yaml"
@@ -110,6 +111,17 @@ def test_a_signal_saves_and_leaves_with_a_clear_line(straight, tmp_path, number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     same_files(reference, out)
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    """As nohup asks for, so that a run outlives its terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            signal.raise_signal(signal.SIGHUP)
+        assert stop.signal is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_finished_run_resumed_changes_nothing(straight, console):

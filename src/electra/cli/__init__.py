@@ -8,7 +8,7 @@ import typer
 from electra import __version__
 from electra.cli import bench, lab, text, train, tune, use
 from electra.errors import UserError
-from electra.text.files import FULL
+from electra.text.files import is_full
 
 app = typer.Typer(
     name="electra",
@@ -77,12 +77,16 @@ def run_app() -> int:
         return fail("stopped.", 130)
     except BrokenPipeError:
         return 1
-    except OSError as error:
-        if error.errno in FULL:
+    except Exception as error:
+        if is_full(error):
             return fail("the disk is full: free some space and run the same command again.", 2)
+        # A path that the system refuses
+        if isinstance(error, OSError) and error.filename is not None:
+            return fail(f"'{error.filename}' cannot be used: {error.strerror}.", 2)
         raise
     except SystemExit as leaving:
-        if leaving.code == 130:  # typer's silent answer to Ctrl-C
+        # Typer's silent answer to Ctrl-C; a run that stopped politely has said so itself.
+        if isinstance(getattr(leaving.__context__, "__cause__", None), KeyboardInterrupt):
             return fail("stopped.", 130)
         return leaving.code if isinstance(leaving.code, int) else 1
     return 0

@@ -50,7 +50,9 @@ TextField = Annotated[
 def tokenizer_train(
     inputs: Inputs,
     out: Annotated[Path, typer.Option(help="The folder to write the tokenizer to.")],
-    vocab_size: Annotated[int, typer.Option(help="Tokens in the vocabulary.")] = 30522,
+    vocab_size: Annotated[
+        int, typer.Option(help="Tokens in the vocabulary.", min=1, max=10_000_000)
+    ] = 30522,
     kind: Annotated[
         Kind,
         typer.Option(

@@ -72,8 +72,8 @@ def pretrain(
     """Pre-train a generator and a discriminator by replaced token detection.
 
     The run folder gets checkpoints with everything that is needed to go on, and in each of them
-    the folders `discriminator` and `generator`, which transformers loads. Ctrl-C or SIGTERM saves
-    and stops; the same line with --resume goes on.
+    the folders `discriminator` and `generator`, which transformers loads. Ctrl-C, SIGTERM or a
+    closed terminal saves and stops; the same line with --resume goes on.
 
     Example:  electra pretrain paper.small --data shards --out runs/first --budget 2h optim.lr=1e-3
     """
@@ -86,11 +86,13 @@ def pretrain(
     console, _ = consoles()
     if name is not None and "=" in name:
         raise UserError(f"'{name}' stands where the recipe belongs: name a recipe first.")
-    changes = [*(settings or []), *([f"train.budget={budget}"] if budget else [])]
+    changes = [*(settings or []), *([] if budget is None else [f"train.budget={budget}"])]
     if resume and (out / "config.yaml").is_file():
         stored = read_run_config(out)
         check_same(stored, override(recipe(name) if name else stored, changes))
         raise typer.Exit(go_on(out, console, data))
+    if name is None and resume:
+        raise UserError(f"{out} holds no run: check --out, or name a recipe to start one there.")
     if name is None:
         raise UserError("Name a recipe: 'electra recipes' lists them.")
     if data is None:
@@ -109,17 +111,16 @@ def evaluate(
 
     Example:  electra evaluate runs/first --data shards
     """
-    import json
-
     from rich.table import Table
     from rich.text import Text
 
+    from electra.finetune.results import to_json
     from electra.train.evaluate import evaluate as measure
     from electra.train.live import figures_of, shown
 
     checkpoint, metrics = measure(run, data, rows)
     if as_json:
-        typer.echo(json.dumps({"checkpoint": str(checkpoint), **metrics}))
+        typer.echo(to_json({"checkpoint": str(checkpoint), **metrics}))
         return
     title = Text(f"{checkpoint}, held-out text")
     table = Table(title=title, title_justify="left", box=None)

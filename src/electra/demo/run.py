@@ -75,8 +75,12 @@ Now with your own text:
 def run_demo(out: Path, budget: str | None, console: Console) -> None:
     """Everything in one folder, which is made anew each time."""
     began = time.monotonic()
-    _make_room(out)
+    changes = [f"data.folder={out / 'shards'}", "train.device=cpu"]
+    if budget is not None:
+        changes.append(f"train.budget={budget}")
+    config = override(recipe("toy"), changes)
     speeches, aside = split(read_speeches())
+    _make_room(out)
     heading(console, 1, f"Text: {len(speeches)} messages to Congress, and a tokenizer from them")
     text = out / "text" / "speeches.txt"
     write_text(speeches, text)
@@ -96,10 +100,7 @@ def run_demo(out: Path, budget: str | None, console: Console) -> None:
         f"{summary.rows:,} rows, {summary.tokens:,} tokens, {summary.held_out_rows} held out"
     )
     heading(console, 3, "Pre-training: a generator and a discriminator, on the CPU")
-    changes = [f"data.folder={out / 'shards'}", "train.device=cpu"]
-    if budget:
-        changes.append(f"train.budget={budget}")
-    code = start(override(recipe("toy"), changes), out / "run", console)
+    code = start(config, out / "run", console)
     if code:
         raise SystemExit(code)
     heading(console, 4, "What it learned")

@@ -78,9 +78,18 @@ def locate(model: str, network: Network) -> Path:
         ) from None
 
 
+def check_text(text: str) -> None:
+    """Refuse what the shell gave in another encoding, which the tokenizer could not read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError("The text is not valid UTF-8: write it in UTF-8.") from None
+
+
 @torch.no_grad()
 def detect(model: str, text: str) -> list[Verdict]:
     """The probability of being replaced for each token; a long text is read window by window."""
+    check_text(text)
     folder = locate(model, "discriminator")
     tokenizer, discriminator = load_tokenizer(folder), load_discriminator(folder)
     if has_energies(folder):
@@ -109,6 +118,7 @@ def detect(model: str, text: str) -> list[Verdict]:
 @torch.no_grad()
 def fill(model: str, text: str, top: int = 5) -> list[list[Guess]]:
     """The generator's best words for each [MASK] of a text."""
+    check_text(text)
     folder = locate(model, "generator")
     tokenizer, generator = load_tokenizer(folder), load_generator(folder)
     vocab = load_vocabulary(folder)

@@ -167,8 +167,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         )
     try:
         weights = load_file(path)
-    except SafetensorError as error:
-        raise UserError(f"{path} is damaged ({error}); export or download it again.") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{path} is damaged or may not be read ({error}); export or download it again."
+        ) from None
     # A buffer that some versions of transformers write
     weights.pop("electra.embeddings.position_ids", None)
     return weights

@@ -4,7 +4,6 @@ Both networks of ELECTRA are this encoder, at two widths. The file can be read a
 compilation and parallelism are put on from outside.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,7 +51,7 @@ class EncoderConfig:
         for name in ("heads", "feed_forward", "vocab_size"):
             if getattr(self, name) < 0:
                 raise UserError(f"model.{name} must be at least 0.")
-        if not 0 < self.init_std < math.inf:
+        if self.init_std <= 0:
             raise UserError("model.init_std must be above 0.")
         if not (0 <= self.dropout < 1 and 0 <= self.attention_dropout < 1):
             raise UserError("model.dropout and model.attention_dropout are shares below 1.")

@@ -1,6 +1,5 @@
 """What is learned from: the objective of a run and its settings."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,11 +70,11 @@ class ObjectiveConfig:
             )
         if not 0 <= self.mask_rate_end < 1:
             raise UserError("objective.mask_rate_end is a share between 0 and 1; 0 is no schedule.")
-        if not 1e-6 <= self.temperature < math.inf:
+        if self.temperature < 1e-6:
             raise UserError("objective.temperature is a number from 1e-6 on.")
         weights = ("generator_weight", "discriminator_weight", "model_weight", "gate_weight")
         for name in weights:
-            if not 0 <= getattr(self, name) < math.inf:
+            if getattr(self, name) < 0:
                 raise UserError(f"objective.{name} is a number from 0 on.")
         refusals = (
             (

@@ -4,7 +4,6 @@ The warm-up alone is counted in steps, because a network needs as many of them i
 a long one: as a share of the run it would be over, in a short one, before the network is ready.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,7 +44,7 @@ class OptimConfig:
         if self.clip <= 0 or self.eps <= 0:
             raise UserError("optim.clip and optim.eps must be above 0.")
         for name in ("lr", "decay_power", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
+            if getattr(self, name) < 0:
                 raise UserError(f"optim.{name} is a number from 0 on.")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError("optim.betas are two numbers from 0 on, below 1.")

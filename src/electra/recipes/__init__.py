@@ -25,7 +25,7 @@ def recipe(name: str) -> "PretrainConfig":
         from electra.train.pretrain import PretrainConfig
 
         try:
-            return from_yaml(PretrainConfig, Path(name).read_text(encoding="utf-8"), name)
+            return from_yaml(PretrainConfig, Path(name).read_bytes(), name)
         except OSError as error:
             raise UserError(f"{name} cannot be read: {error.strerror}.") from None
     if name not in RECIPES:

@@ -53,7 +53,7 @@ def read_questions(path: Path, columns: Columns) -> Iterator[Raw]:
     head, _, rest = text.lstrip().partition("\n")
     try:
         first = json.loads(head)
-    except ValueError:
+    except (ValueError, RecursionError):
         first = None
     if isinstance(first, dict) and (rest.strip() or "data" not in first):
         if "header" in first or "qas" in first:

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -55,6 +56,14 @@ def locked(folder: Path, refusal: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a file could not be written for lack of room."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in FULL
+    number = re.search(r"(?:os error|Errno) (\d+)", str(error))  # of safetensors, and of shutil
+    return number is not None and int(number[1]) in FULL
 
 
 def disk_full(folder: Path) -> UserError:

@@ -10,7 +10,7 @@ from typing import Any
 
 from electra.errors import UserError
 from electra.text.encode import Chunk, Done, Job, encode_chunk, open_encoder, open_tokenizer
-from electra.text.files import FULL, disk_full
+from electra.text.files import disk_full, is_full
 from electra.text.pool import Pool
 from electra.text.read import read_chunks
 from electra.text.rows import Layout
@@ -170,7 +170,7 @@ def told_plainly(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in FULL:
+        if is_full(error):
             raise disk_full(folder) from None
         raise UserError(
             f"'{error.filename or folder}' cannot be used: {error.strerror or error}."

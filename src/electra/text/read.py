@@ -137,7 +137,7 @@ def read_json(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
         place = f"'{source.name}' line {number}"
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", str(error))
             raise UserError(
                 f"{place} is no valid JSON ({reason}): every line must be one JSON object."
@@ -248,6 +248,8 @@ def column_of(field: str, header: list[str], name: str) -> int:
             f"'{name}' has no column '{field}', it has: {', '.join(header)}. "
             "Name the right one with --text-field."
         )
+    if header.count(field) > 1:
+        raise UserError(f"'{name}' names the column '{field}' twice: give each its own name.")
     return header.index(field)
 
 

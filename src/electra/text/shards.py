@@ -176,6 +176,8 @@ def read_index(folder: Path) -> dict[str, Any]:
         version = index["format"]
         if version == FORMAT:
             digest(index)
+            for entry in index["shards"]:
+                Shard(**entry)  # refuses other names
     except (ValueError, KeyError, TypeError):
         raise UserError(
             f"'{path}' is damaged: delete the folder '{folder}' and run  electra prepare  again."

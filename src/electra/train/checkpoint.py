@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,7 +31,7 @@ from electra.hub.folders import export
 from electra.objectives.electric import Electric
 from electra.objectives.objective import Objective
 from electra.optim.adam import PaperAdam
-from electra.text.files import FULL
+from electra.text.files import is_full
 from electra.train.device import random_state, set_random_state
 
 
@@ -87,7 +86,7 @@ def save(
         _sync(final.parent)
     except BaseException as error:  # an interruption too: what was there before stays as it was
         shutil.rmtree(partial, ignore_errors=True)
-        if _disk_is_full(error):
+        if is_full(error):
             raise UserError(
                 f"The disk is full: the checkpoint of step {state.step} could not be written. Free "
                 f"some space and go on with: electra pretrain --resume --out {run}"
@@ -172,13 +171,6 @@ def _copy_all(stored: dict[str, Tensor], wanted: dict[str, Any], checkpoint: Pat
             if tensor.shape != stored[name].shape:
                 raise UserError(f"{checkpoint} is not of this model: {name} has another shape.")
             tensor.copy_(stored[name])
-
-
-def _disk_is_full(error: BaseException) -> bool:
-    if isinstance(error, SafetensorError):  # it wraps the system's error, and keeps the number
-        number = re.search(r"os error (\d+)", str(error))
-        return number is not None and int(number[1]) in FULL
-    return isinstance(error, OSError) and error.errno in FULL
 
 
 @contextlib.contextmanager

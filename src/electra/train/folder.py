@@ -7,19 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from electra.errors import UserError
 from electra.text.files import locked
 
 
 @contextlib.contextmanager
 def run_folder(run: Path) -> Iterator[None]:
     """Hold the run folder; the lock dies with its process, however that ends."""
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"'{run}' cannot be made ({error.strerror}): choose another --out."
-        ) from None
+    run.mkdir(parents=True, exist_ok=True)
     note = run / "process"
     holder = note.read_text(encoding="utf-8") if note.is_file() else "another process"
     refusal = f"{run} is in use by {holder}: wait for it, stop it, or choose another --out."
@@ -29,15 +23,20 @@ def run_folder(run: Path) -> Iterator[None]:
 
 
 class StopRequest:
-    """SIGTERM or Ctrl-C: the loop sees `signal` at the next step and saves; a second one aborts."""
+    """SIGTERM, Ctrl-C or a closed terminal: the loop sees `signal` at the next step and saves.
+
+    A second one aborts.
+    """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._note)
+        for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP, and nohup ignores it
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:

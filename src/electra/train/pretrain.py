@@ -89,12 +89,12 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
     folder = str(shards.folder.resolve())  # to resume from anywhere
     config = replace(config, data=replace(config.data, folder=folder))
     with run_folder(out):
-        shutil.copytree(shards.tokenizer, out / "tokenizer")
-        write_whole(out / "config.yaml", to_yaml(config).encode())
         try:
+            shutil.copytree(shards.tokenizer, out / "tokenizer")
+            write_whole(out / "config.yaml", to_yaml(config).encode())
             return run_loop(config, out, shards, vocab, console)
-        except UserError:
-            if not read_metrics(out):  # refused before it began: the folder is free again
+        except Exception:
+            if not read_metrics(out):  # failed before it began: the folder is free again
                 shutil.rmtree(out, ignore_errors=True)
             raise
 
@@ -103,6 +103,11 @@ def with_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabular
     """The settings with the size of the data's vocabulary, the data, and the vocabulary."""
     shards = open_data(config.data, config.model.positions)
     vocab = load_vocabulary(shards.tokenizer)
+    if shards.fingerprint != fingerprint(load_tokenizer(shards.tokenizer)):
+        raise UserError(
+            f"{shards.tokenizer} is not the tokenizer that the rows beside it were made with: "
+            "prepare the text again."
+        )
     if config.model.vocab_size not in (0, vocab.size):
         raise UserError(
             f"model.vocab_size={config.model.vocab_size}, but the tokenizer of {shards.folder} has "
@@ -139,7 +144,7 @@ def read_run_config(out: Path) -> PretrainConfig:
     path = out / "config.yaml"
     if not path.is_file():
         raise UserError(f"{out} holds no run: there is no config.yaml in it.")
-    return from_yaml(PretrainConfig, path.read_text(encoding="utf-8"), str(path))
+    return from_yaml(PretrainConfig, path.read_bytes(), str(path))
 
 
 def check_same(stored: PretrainConfig, wanted: PretrainConfig) -> None:

@@ -49,11 +49,11 @@ class Record:
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """All lines of a run; one that a kill cut short is passed over."""
     path = run / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
     read = []
     for line in lines:
         try:
-            read.append(json.loads(line))
+            read.append(json.loads(line))  # half a letter is an error here, too
         except ValueError:
             continue
     return read
