@@ -114,7 +114,7 @@ def evaluate(
     from rich.table import Table
     from rich.text import Text
 
-    from electra.finetune.results import to_json
+    from electra.text.lines import to_json
     from electra.train.evaluate import evaluate as measure
     from electra.train.live import figures_of, shown
 

@@ -203,8 +203,8 @@ def predict(
     """
     from electra.errors import UserError
     from electra.finetune.predict import predict as ask
-    from electra.finetune.results import to_json
     from electra.text.files import write_whole
+    from electra.text.lines import to_json
 
     if out is not None and not out.parent.is_dir():
         raise UserError(f"There is no folder '{out.parent}' for --out: make it first.")

@@ -1,8 +1,6 @@
 """What fine-tuning leaves: a line per seed, from which tables are made and by which it goes on."""
 
 import hashlib
-import json
-import math
 import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,22 +9,15 @@ from typing import Any
 
 from electra.errors import UserError
 from electra.tasks.examples import Task
+from electra.text.lines import read_lines, to_json
 
 RESULTS = "results.jsonl"
 Result = dict[str, Any]
 
 
 def read_results(out: Path) -> list[Result]:
-    """The seeds that are done; a line that a crash cut short is passed over."""
-    path = out / RESULTS
-    lines = path.read_bytes().split(b"\n") if path.is_file() else []
-    read = []
-    for line in lines:
-        try:
-            read.append(json.loads(line))  # half a letter is an error here, too
-        except ValueError:
-            continue
-    return read
+    """The seeds that are done."""
+    return read_lines(out / RESULTS)
 
 
 def add_result(out: Path, result: Result) -> None:
@@ -39,21 +30,6 @@ def add_result(out: Path, result: Result) -> None:
         file.write(f"{start}{to_json(result)}\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-def to_json(record: Mapping[str, Any]) -> str:
-    """A line of JSON, which has no word for a value that is not a number: null takes its place."""
-    return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return value
 
 
 def check_same(out: Path, done: Iterable[Result], now: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from electra.finetune.judge import (
     may_be_none,
     score,
 )
-from electra.finetune.results import Result, add_result, rank, read_results, to_json
+from electra.finetune.results import Result, add_result, rank, read_results
 from electra.finetune.settings import FinetuneConfig
 from electra.finetune.stack import unstack_
 from electra.hub.heads import TaskCard, new_model, save_task_model
@@ -34,6 +34,7 @@ from electra.models.encoder import Encoder
 from electra.models.heads import DeepTextHead, TaskModel, TextHead
 from electra.tasks.examples import Features, Task
 from electra.text.files import write_whole
+from electra.text.lines import to_json
 from electra.text.tokenizer import Vocabulary, save_tokenizer, special_names
 from electra.train.device import choose_precision
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from electra.errors import require
+from electra.text.lines import read_lines
 
 TrackerName = Literal["none", "tensorboard", "trackio", "wandb"]
 
@@ -47,16 +48,8 @@ class Record:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """All lines of a run; one that a kill cut short is passed over."""
-    path = run / "metrics.jsonl"
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
-    read = []
-    for line in lines:
-        try:
-            read.append(json.loads(line))  # half a letter is an error here, too
-        except ValueError:
-            continue
-    return read
+    """All lines of a run."""
+    return read_lines(run / "metrics.jsonl")
 
 
 def open_tracker(name: TrackerName, run: Path, config: dict[str, Any]) -> Tracker | None:
