@@ -414,3 +414,11 @@ def test_help_has_an_example(verb, electra):
     code, out, _ = electra(verb, "--help")
     assert code == 0
     assert f"Example: electra {verb}" in " ".join(out.split())
+
+
+def test_too_little_memory_is_told(refused, data_folder, tmp_path):
+    out = tmp_path / "run"
+    place = ("--data", data_folder, "--out", out)
+    sentence = refused("pretrain", "toy", *QUICK, *place, "model.hidden=1000000000000")
+    assert "the memory is too small" in sentence
+    assert not out.exists()

@@ -353,6 +353,11 @@ def test_what_the_arms_differ_in_is_refused_for_one_arm_too(refused, command):
     assert "objectives sets objective.kind itself" in refused(*words)
 
 
+def test_arms_that_differ_in_the_generator_need_one(refused, command):
+    words = command("tying", "objective.kind=mlm", score="blimp")
+    assert "differ in their generators; objective.kind=mlm has none" in refused(*words)
+
+
 def test_the_list(electra):
     code, shown, _ = electra("study")
     assert code == 0

@@ -10,6 +10,9 @@ from electra.cli import bench, lab, text, train, tune, use
 from electra.errors import UserError
 from electra.text.files import is_full
 
+NO_MEMORY = ("allocate memory", "out of memory")
+"""What torch says of the CPU and of a GPU."""
+
 app = typer.Typer(
     name="electra",
     help="Raw text in, a pre-trained ELECTRA text encoder out.",
@@ -80,6 +83,8 @@ def run_app() -> int:
     except Exception as error:
         if is_full(error):
             return fail("the disk is full: free some space and run the same command again.", 2)
+        if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+            return fail("the memory is too small: choose a smaller model or batch.", 2)
         # A path that the system refuses
         if isinstance(error, OSError) and error.filename is not None:
             return fail(f"'{error.filename}' cannot be used: {error.strerror}.", 2)

@@ -143,6 +143,10 @@ def check_changes(study: Study, changes: Sequence[str]) -> None:
         key = change.partition("=")[0]
         if key in fixed:
             raise UserError(f"The study {study.name} sets {key} itself: {fixed[key]}.")
+        if change == "objective.kind=mlm" and all(k.startswith("generator.") for k in varied):
+            raise UserError(
+                f"The arms of {study.name} differ in their generators; {change} has none."
+            )
 
 
 def configure(study: Study, arm: Arm, seed: int, changes: Sequence[str] = ()) -> PretrainConfig:
