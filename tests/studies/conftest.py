@@ -49,13 +49,19 @@ def blimp(tmp_path_factory) -> Path:
 def command(data_folder, labels, blimp, tmp_path):
     """The words of `electra study`: about 20 steps an arm, two fine-tuning seeds, and BLiMP."""
 
-    def words(name: str, *more: object, budget: str = "3e9flops", score: str = "both") -> tuple:
+    def words(
+        name: str,
+        *more: object,
+        budget: str = "3e9flops",
+        score: str = "both",
+        out: str = "study",
+    ) -> tuple:
         scores: tuple = ()
         if score in ("task", "both"):
             scores += ("--task", "classify", "--task-data", labels, "--tuning-seeds", 2, *TUNING)
         if score in ("blimp", "both"):
             scores += ("--blimp", blimp)
-        place = ("--data", data_folder, "--out", tmp_path / "study", "--seeds", 1)
+        place = ("--data", data_folder, "--out", tmp_path / out, "--seeds", 1)
         return ("study", name, *SMALL, *place, "--budget", budget, *scores, *more)
 
     return words

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import statistics
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -186,19 +187,16 @@ def test_more_seeds_and_more_scores(electra, command, started, tmp_path):
 
 
 def test_some_arms_and_cells_of_other_studies(electra, refused, command, started, tmp_path):
-    def into(out, *words):
-        return [out if word == tmp_path / "study" else word for word in words]
-
-    words = command("tying", "--blimp-pairs", 2, score="blimp", budget="4e8flops")
-    code, shown, err = electra(*into(tmp_path / "part", *words, "--arms", "Embeddings, all"))
+    short = {"score": "blimp", "budget": "4e8flops"}
+    asked = ("--blimp-pairs", 2, "--arms", "Embeddings, all")
+    code, shown, err = electra(*command("tying", *asked, **short, out="part"))
     assert code == 0, err
     assert started == ["embeddings-0", "all-0"]
     assert list(table(shown)) == ["embeddings", "all"]
     # An equal generator that shares its embeddings is an arm of another study, too
-    sizes = command("generator-size", score="blimp", budget="4e8flops")
     reuse = ("--reuse", tmp_path / "part")
     asked = ("--blimp-pairs", 2, "--arms", "width 1,unigram", *reuse)
-    code, shown, err = electra(*into(tmp_path / "sizes", *sizes, *asked))
+    code, shown, err = electra(*command("generator-size", *asked, **short, out="sizes"))
     assert code == 0, err
     assert "width 1, seed 0: done before, and kept" in err
     assert started[2:] == ["unigram-0"]
@@ -211,10 +209,11 @@ def test_some_arms_and_cells_of_other_studies(electra, refused, command, started
         ("pairs", ("--blimp-pairs", 3)),
         ("rate", ("--blimp-pairs", 2, "optim.lr=1e-3")),
     ):
-        assert electra(*into(tmp_path / name, *sizes, *more, "--arms", "width 1", *reuse))[0] == 0
+        asked = (*more, "--arms", "width 1", *reuse)
+        assert electra(*command("generator-size", *asked, **short, out=name))[0] == 0
         assert started.pop() == "width-1-0"
         assert len(results(tmp_path / name)) == 1
-    said = refused(*words, "--reuse", tmp_path / "nowhere")
+    said = refused(*command("tying", "--reuse", tmp_path / "nowhere", **short))
     assert "no study left its results.jsonl there" in said
     assert not (tmp_path / "study").exists()
 
@@ -222,14 +221,10 @@ def test_some_arms_and_cells_of_other_studies(electra, refused, command, started
 def test_a_score_that_another_study_added_is_taken_over(electra, command, started, tmp_path):
     """A cell that was taken over has no run here; its scores come from there, too."""
     part = tmp_path / "part"
-
-    def into_part(*words):
-        return [part if word == tmp_path / "study" else word for word in words]
-
     for asked in ("blimp", "both"):
-        words = command("tying", "--arms", "all", score=asked, budget="4e8flops")
-        assert electra(*into_part(*words))[0] == 0
-        assert electra(*words, "--reuse", part)[0] == 0
+        words = partial(command, "tying", "--arms", "all", score=asked, budget="4e8flops")
+        assert electra(*words(out="part"))[0] == 0
+        assert electra(*words("--reuse", part))[0] == 0
         assert started == ["all-0"]
         assert results(tmp_path / "study")[-1] == results(part)[-1]
 
@@ -237,15 +232,10 @@ def test_a_score_that_another_study_added_is_taken_over(electra, command, starte
 def test_a_score_of_its_own_stays_beside_one_that_is_taken_over(
     electra, command, started, tmp_path
 ):
-    part = tmp_path / "part"
-    scored = {
-        asked: command("tying", "--arms", "all", score=asked, budget="4e8flops")
-        for asked in ("task", "blimp")
-    }
-    assert electra(*scored["task"])[0] == 0
-    into_part = [part if word == tmp_path / "study" else word for word in scored["blimp"]]
-    assert electra(*into_part)[0] == 0
-    assert electra(*scored["blimp"], "--reuse", part)[0] == 0
+    words = partial(command, "tying", "--arms", "all", budget="4e8flops")
+    assert electra(*words(score="task"))[0] == 0
+    assert electra(*words(score="blimp", out="part"))[0] == 0
+    assert electra(*words("--reuse", tmp_path / "part", score="blimp"))[0] == 0
     assert started == ["all-0", "all-0"]
     assert results(tmp_path / "study")[-1]["scores"].keys() == {"words0", "blimp"}
 
@@ -334,8 +324,7 @@ def test_refused_without_a_score_or_a_place(electra, refused, command, tmp_path)
     assert "--data" in refused("study", "tying")
     (tmp_path / "study").write_text("a file")
     assert "is a file" in refused(*command("tying"))
-    nested = [Path(word) / "x" if word == tmp_path / "study" else word for word in command("tying")]
-    assert "cannot be used: Not a directory" in refused(*nested)
+    assert "cannot be used: Not a directory" in refused(*command("tying", out="study/x"))
 
 
 def test_a_folder_of_something_else_is_refused(refused, command, tmp_path):

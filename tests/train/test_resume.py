@@ -113,15 +113,18 @@ def test_a_signal_saves_and_leaves_with_a_clear_line(straight, tmp_path, number)
     same_files(reference, out)
 
 
-def test_a_signal_that_is_ignored_stays_so():
-    """As nohup asks for, so that a run outlives its terminal."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize(
+    ("number", "seen"), [(signal.SIGHUP, None), (signal.SIGINT, signal.SIGINT)]
+)
+def test_only_a_hangup_may_be_ignored(number, seen):
+    """As nohup asks for; Ctrl-C is off, too, in what a shell runs in the background."""
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         with StopRequest() as stop:
-            signal.raise_signal(signal.SIGHUP)
-        assert stop.signal is None
+            signal.raise_signal(number)
+        assert stop.signal == seen
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
 
 
 def test_a_finished_run_resumed_changes_nothing(straight, console):

@@ -23,7 +23,7 @@ from electra.train import checkpoint, pretrain
 from electra.train.budget import parse_budget
 from electra.train.data import open_data
 from electra.train.device import choose_device
-from electra.train.folder import run_folder
+from electra.train.folder import check_place, run_folder
 from electra.train.pretrain import PretrainConfig, read_run_config
 
 FILLED = ("data.folder", "model.vocab_size")
@@ -91,7 +91,7 @@ def run_study(
     Everything that can be refused is refused before anything is trained. Cells that a study in a
     folder of `reuse` has done are taken over.
     """
-    check_place(out)
+    check_place(out, "study", "cells", RESULTS)
     cells = grid(study, data, out, seeds, changes)
     shards = open_data(cells[0].config.data, cells[0].config.model.positions)
     others = [r for folder in reuse for r in results_of(folder)]
@@ -133,15 +133,6 @@ def run_study(
                     study, whole, sources, out, cells=len(cells), command=command, console=console
                 )
     return 0
-
-
-def check_place(out: Path) -> None:
-    """Refuse a file, and a folder with other things than a study."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"'{out}' is a file, and --out must be a folder: choose another.")
-    found = {path.name for path in out.iterdir()} if out.exists() else set()
-    if found - {"process"} and not found & {"cells", RESULTS}:
-        raise UserError(f"{out} is not empty and holds no study: choose another --out.")
 
 
 def results_of(folder: Path) -> list[Result]:

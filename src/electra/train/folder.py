@@ -7,14 +7,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from electra.errors import UserError
 from electra.text.files import locked
+
+PROCESS = "process"
+"""The file in a run's folder that says who holds it."""
+
+
+def check_place(out: Path, what: str, *marks: str) -> None:
+    """Refuse a file, and a folder with other things than `what`, which one of `marks` shows."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"'{out}' is a file: name a folder with --out.")
+    found = {path.name for path in out.iterdir()} - {PROCESS} if out.exists() else set()
+    if found and found.isdisjoint(marks):
+        raise UserError(f"{out} is not empty and holds no {what}: choose another --out.")
 
 
 @contextlib.contextmanager
 def run_folder(run: Path) -> Iterator[None]:
     """Hold the run folder; the lock dies with its process, however that ends."""
     run.mkdir(parents=True, exist_ok=True)
-    note = run / "process"
+    note = run / PROCESS
     holder = note.read_text(encoding="utf-8") if note.is_file() else "another process"
     refusal = f"{run} is in use by {holder}: wait for it, stop it, or choose another --out."
     with locked(run, refusal):
@@ -33,10 +46,12 @@ class StopRequest:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
-        for name in ("SIGTERM", "SIGINT", "SIGHUP"):
-            number = getattr(signal, name, None)  # Windows has no SIGHUP, and nohup ignores it
-            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._note)
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        hangup = getattr(signal, "SIGHUP", None)  # Windows has none, and nohup ignores it
+        if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+            numbers.append(hangup)
+        for number in numbers:
+            self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:

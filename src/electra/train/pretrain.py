@@ -29,7 +29,7 @@ from electra.train.budget import parse_budget
 from electra.train.checkpoint import TrainState
 from electra.train.data import DataConfig, held_out_rows, open_data, rows_at, stream
 from electra.train.device import choose_device, choose_precision, measure_peak
-from electra.train.folder import StopRequest, run_folder
+from electra.train.folder import StopRequest, check_place, run_folder
 from electra.train.fuse import fuse_, lighten_
 from electra.train.live import LiveView
 from electra.train.loop import LoopConfig, Run, dry_run, train
@@ -81,10 +81,7 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
         raise UserError(
             f"{out} already holds a run: add --resume to go on with it, or choose another --out."
         )
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file: name a folder with --out.")
-    if out.exists() and any(path.name != "process" for path in out.iterdir()):
-        raise UserError(f"{out} is not empty and holds no run: choose another --out.")
+    check_place(out, "run")
     config, shards, vocab = with_data(config)
     folder = str(shards.folder.resolve())  # to resume from anywhere
     config = replace(config, data=replace(config.data, folder=folder))
