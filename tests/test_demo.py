@@ -58,7 +58,7 @@ def test_the_labelled_task():
     assert len(aside) == (len(learned) + len(aside)) // speeches.SET_ASIDE
     found = speeches.sentences(aside, 100, seed=3)
     assert sum(s.disordered for s in found) == 50
-    texts = [" ".join(speech.paragraphs).lower() for speech in aside]
+    texts = [" ".join(speech).lower() for speech in aside]
     for sentence in found:
         as_spoken = any(sentence.text in text for text in texts)
         assert as_spoken != sentence.disordered

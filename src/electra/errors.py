@@ -20,7 +20,7 @@ def require(module: str, extra: str) -> ModuleType:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """A ' Did you mean …?' for a misspelt name, or the names that there are."""
+    """'did you mean …?' for a misspelt name, or the names that there are."""
     import difflib
 
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)

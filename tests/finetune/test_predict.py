@@ -247,6 +247,19 @@ def test_files_of_glue(model_folder, quick, console, tmp_path):
         said(str(tmp_path / "out"), tmp_path / "lines.txt")
 
 
+def test_a_file_of_your_own_may_be_called_like_a_task_of_glue(
+    model_folder, quick, console, tmp_path
+):
+    rows = [f"{text}\t{('no', 'yes')[i % 2]}" for i, text in enumerate(TEXTS * 4)]
+    data = tmp_path / "rte.tsv"
+    data.write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    config = replace(quick, epochs=1, batch=4)
+    task = load_task("classify", data)
+    assert task.name == "rte"
+    finetune(str(model_folder), task, tmp_path / "out", [0], config, console)
+    assert len(said(str(tmp_path / "out"), data)) == len(rows)
+
+
 def test_a_model_of_the_hub_comes_with_its_card(tuned, reviews, tmp_path, monkeypatch):
     """What is asked for must be everything that is needed."""
     from fnmatch import fnmatch

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from electra.errors import UserError
 from electra.finetune import probe as room
@@ -18,6 +19,7 @@ from electra.tasks.blimp import Pair
 from electra.text.tokenizer import load_tokenizer, load_vocabulary, save_tokenizer
 
 CPU = torch.device("cpu")
+QUIET = Console(quiet=True)
 WORDS = ("old", "young", "farmer", "sailor", "plough", "dig", "the", "harbour", "oven", "bread")
 
 
@@ -98,7 +100,7 @@ def test_scores_are_those_of_one_sentence_at_a_time(network, tokens, both, monke
 @pytest.mark.parametrize("network", ["discriminator", "generator"])
 def test_accuracy_per_phenomenon(network, both):
     examples = pairs()
-    found = probe(str(both), examples, network, device="cpu")
+    found = probe(str(both), examples, network, QUIET, device="cpu")
     assert [p.phenomenon for p in found] == ["agreement", "binding", "npi"]
     for each in found:
         ours = [p for p in examples if p.phenomenon == each.phenomenon]
@@ -116,8 +118,8 @@ def test_turned_round_the_accuracy_is_the_rest(both):
         Pair(phenomenon=p.phenomenon, paradigm=p.paradigm, good=p.bad, bad=p.good) for p in examples
     ]
     for one, two in zip(
-        probe(str(both), examples, "discriminator", device="cpu"),
-        probe(str(both), turned, "discriminator", device="cpu"),
+        probe(str(both), examples, "discriminator", QUIET, device="cpu"),
+        probe(str(both), turned, "discriminator", QUIET, device="cpu"),
         strict=True,
     ):
         assert one.accuracy + two.accuracy == pytest.approx(1)
@@ -126,16 +128,16 @@ def test_turned_round_the_accuracy_is_the_rest(both):
 def test_equal_scores_count_half(both):
     same = [Pair(phenomenon="x", paradigm="x", good=t, bad=t) for t in sentences(6)]
     for network in ("discriminator", "generator"):
-        (found,) = probe(str(both), same, network, device="cpu")
+        (found,) = probe(str(both), same, network, QUIET, device="cpu")
         assert found.accuracy == 0.5
-        (first, *_) = probe(str(both), [*pairs(3)[:1], *same], network, device="cpu")
+        (first, *_) = probe(str(both), [*pairs(3)[:1], *same], network, QUIET, device="cpu")
         assert first.accuracy in (0.0, 1.0)
 
 
 def test_a_sentence_that_does_not_fit_is_refused(both):
     long = Pair(phenomenon="x", paradigm="x", good="dig", bad=" ".join(["dig"] * 39))
     with pytest.raises(UserError, match="longer than the 40 tokens"):
-        probe(str(both), [long], "discriminator", device="cpu")
+        probe(str(both), [long], "discriminator", QUIET, device="cpu")
 
 
 @pytest.fixture
@@ -170,7 +172,7 @@ def test_the_command(electra, both, blimp):
         for name in ("agreement", "binding", "npi", "all")
     ]
     for network in ("discriminator", "generator"):
-        wanted = [p.accuracy for p in probe(str(both), pairs(), network)]
+        wanted = [p.accuracy for p in probe(str(both), pairs(), network, QUIET)]
         found = [r["accuracy"] for r in lines if r["network"] == network]
         assert found == [*wanted, pytest.approx(sum(wanted) / 3)]  # of ten pairs each
     code, out, _ = electra("probe", both, "--data", blimp, "--network", "both")

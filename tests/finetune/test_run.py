@@ -160,6 +160,12 @@ def test_a_crash_keeps_what_was_done_and_the_same_command_ends_it(
     assert all(found[name] == data for name, data in wanted.items())
 
 
+def test_a_crash_between_the_first_model_and_its_line(start, tmp_path):
+    start([0])
+    (tmp_path / "out" / "results.jsonl").unlink()
+    assert [r["seed"] for r in start([0])] == [0]
+
+
 @pytest.mark.parametrize("task", ["reviews", "kritiken-übel"])
 def test_a_torn_last_line_is_passed_over(task, start, tmp_path, fitted):
     """Wherever the line breaks off, be it within a letter of two bytes."""
@@ -306,7 +312,7 @@ def qa(impossible: bool, number: int) -> Question:
 def test_a_seed_that_never_answers_is_flagged():
     """Half of the questions have no answer, so that 'no answer' is right half of the time."""
     questions = [qa(number % 2 == 0, number) for number in range(6)]
-    task = Task(name="squad2", kind="qa", metric="f1", splits={"train": questions})
+    task = Task(name="squad2", kind="qa", metric="f1", splits={"dev": questions})
     card = TaskCard(name="squad2", kind="qa", maybe_none=True)
     records = [{"id": q.id, "answer": "cargo", "null": 9.0} for q in questions]
     metrics = score(task, card, questions, records)

@@ -140,6 +140,14 @@ def test_dropout_drops_its_share_and_keeps_the_mean():
     assert torch.equal(drop.eval()(x), x)
 
 
+def test_the_highest_rates_of_dropout_leave_something():
+    noise = Noise([0], CPU)
+    noise.draw(2000)
+    found = StackedDropout(0.9999, noise).train()(torch.ones(1, 2000))
+    assert found.isfinite().all()
+    assert found.any()
+
+
 def test_attention_with_dropout_has_the_mean_of_the_one_without():
     networks = [network(0)]
     noise = Noise([0], CPU)

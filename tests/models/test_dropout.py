@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from electra.models.dropout import attend, drop
 from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
+from electra.objectives.objective import Ids
 from electra.objectives.rtd import ReplacedTokenDetection
 from electra.objectives.settings import ObjectiveConfig
 from electra.train.fuse import lighten_
@@ -30,6 +31,10 @@ def test_rate_and_scale(p, shape):
     for lag in (1, 2, 3, 4, 8):  # four elements share a draw
         product = (flat[lag:] * flat[:-lag]).mean() / (p * (1 - p))
         assert abs(product) < 5 / count**0.5, lag
+
+
+def test_the_highest_rates_leave_something():
+    assert drop(torch.ones(400_000), 0.999999, training=True).isfinite().all()
 
 
 def test_what_is_dropped_has_no_gradient():
@@ -64,7 +69,7 @@ def test_an_objective_with_it():
     pair = build_pair(
         EncoderConfig(layers=1, hidden=32, embedding=16, vocab_size=60), GeneratorConfig()
     )
-    objective = ReplacedTokenDetection(ObjectiveConfig(), *pair, mask_id=4, special=(0, 2, 3, 4))
+    objective = ReplacedTokenDetection(ObjectiveConfig(), *pair, Ids(4, (0, 2, 3, 4)))
     ids = torch.randint(5, 60, (4, 16))
     segments = torch.zeros_like(ids)
     plain = objective.eval().discriminator(ids, segments)

@@ -13,9 +13,10 @@ from electra.models.electra import (
     resize_vocabulary,
 )
 from electra.models.encoder import Encoder, EncoderConfig
-from electra.models.flops import step_flops
+from electra.models.flops import row_flops, works_of
 from electra.objectives.batch import unpack
-from electra.objectives.rtd import ReplacedTokenDetection, totals_of
+from electra.objectives.objective import Ids
+from electra.objectives.rtd import ReplacedTokenDetection
 from electra.objectives.settings import ObjectiveConfig
 from electra.recipes import recipe
 
@@ -148,13 +149,14 @@ def test_flops_agree_with_torch():
 
     generator, discriminator = build_pair(SMALL, GeneratorConfig(width=0.5))
     objective = ReplacedTokenDetection(
-        ObjectiveConfig(), generator, discriminator, mask_id=4, special=(0, 1, 2, 3, 4)
+        ObjectiveConfig(), generator, discriminator, Ids(4, (0, 1, 2, 3, 4))
     )
     rows = torch.randint(5, 100, (2, 130))
     rows[:, -2:] = 128
     batch = unpack(rows)
     masked = objective.mask(batch)
     with FlopCounterMode(display=False) as counter:
-        objective(batch, masked, totals_of(batch, masked)).loss.backward()
-    ours = 2 * step_flops(SMALL, GeneratorConfig(width=0.5), 128, masked.positions.shape[1])
+        objective(batch, masked, objective.totals(batch, masked)).loss.backward()
+    slots = masked.positions.shape[1]
+    ours = 2 * row_flops(works_of("rtd", SMALL, GeneratorConfig(width=0.5), 128, slots), 128)
     assert counter.get_total_flops() == pytest.approx(ours, rel=0.02)

@@ -9,7 +9,8 @@ from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
 from electra.objectives.batch import Batch, unpack
 from electra.objectives.corrupt import Masked
-from electra.objectives.rtd import SUMS, ReplacedTokenDetection, summarise, totals_of
+from electra.objectives.objective import Ids
+from electra.objectives.rtd import SUMS, ReplacedTokenDetection, summarise
 from electra.objectives.settings import ObjectiveConfig
 
 VOCAB = 60
@@ -24,7 +25,7 @@ def build(share="embeddings", absent=(), **settings) -> ReplacedTokenDetection:
     width = 1.0 if share == "all" else 0.5
     generator, discriminator = build_pair(model, GeneratorConfig(width=width, share=share), absent)
     return ReplacedTokenDetection(
-        ObjectiveConfig(**settings), generator, discriminator, mask_id=4, special=SPECIAL
+        ObjectiveConfig(**settings), generator, discriminator, Ids(4, SPECIAL)
     )
 
 
@@ -62,7 +63,7 @@ def test_loss_against_a_slow_reference():
     objective = build()
     batch = text()
     masked = objective.mask(batch)
-    outcome = objective(batch, masked, totals_of(batch, masked))
+    outcome = objective(batch, masked, objective.totals(batch, masked))
     logits = objective.generator(masked.inputs, batch.segments, batch.real, masked.positions)
     scores = objective.discriminator(outcome.corrupted, batch.segments, batch.real)
     mlm, detection, replaced = [], [], 0
@@ -94,7 +95,7 @@ def test_every_drawn_position_is_resampled_also_those_shown_unmasked():
     batch = text()
     masked = objective.mask(batch)
     assert torch.equal(masked.inputs, batch.ids)
-    outcome = objective(batch, masked, totals_of(batch, masked))
+    outcome = objective(batch, masked, objective.totals(batch, masked))
     assert outcome.replaced.sum() == masked.drawn.sum()
     assert outcome.replaced.gather(1, masked.positions)[masked.drawn].all()
 
@@ -105,7 +106,7 @@ def test_a_correct_guess_counts_as_original():
     masked = objective.mask(batch)
     with torch.no_grad():
         objective.generator.bias[int(masked.originals[0, 0])] = 1e4  # always this token
-    outcome = objective(batch, masked, totals_of(batch, masked))
+    outcome = objective(batch, masked, objective.totals(batch, masked))
     sums = dict(zip(SUMS, outcome.sums.tolist(), strict=True))
     assert sums["sampled_true"] >= 1
     assert sums["replaced"] == sums["masked"] - sums["sampled_true"]
@@ -119,7 +120,8 @@ def test_ids_that_do_not_exist_are_never_sampled():
     seen = set()
     for _ in range(30):
         masked = objective.mask(batch)
-        seen |= set(objective(batch, masked, totals_of(batch, masked)).corrupted.unique().tolist())
+        outcome = objective(batch, masked, objective.totals(batch, masked))
+        seen |= set(outcome.corrupted.unique().tolist())
     assert not seen & {*absent, *range(VOCAB, 64)}
     assert len(seen) > 20
 
@@ -135,7 +137,7 @@ def test_the_generator_is_sampled_not_asked_for_its_best_guess():
         logits = objective.generator(masked.inputs, batch.segments, batch.real, masked.positions)
         drawn = torch.cat(
             [
-                objective(batch, masked, totals_of(batch, masked)).corrupted[:, place]
+                objective(batch, masked, objective.totals(batch, masked)).corrupted[:, place]
                 for _ in range(10)
             ]
         )
@@ -152,14 +154,14 @@ def test_one_pass_with_dropout_serves_loss_and_samples():
     objective.generator.register_forward_hook(lambda m, *_: calls.append(m.training))
     batch = text()
     masked = objective.mask(batch)
-    objective(batch, masked, totals_of(batch, masked))
+    objective(batch, masked, objective.totals(batch, masked))
     assert calls == [True]
 
 
 def gradients(objective, batch, masked, **weights) -> dict[str, torch.Tensor]:
     objective.zero_grad()
     torch.manual_seed(3)
-    outcome = objective(batch, masked, totals_of(batch, masked))
+    outcome = objective(batch, masked, objective.totals(batch, masked))
     outcome.loss.backward()
     return {n: p.grad.clone() for n, p in objective.named_parameters() if p.grad is not None}
 
@@ -193,7 +195,7 @@ def test_accumulated_gradients_are_those_of_the_batch(pieces):
     batch = text()
     masked = objective.mask(batch)
     whole = gradients(objective, batch, masked)
-    totals = totals_of(batch, masked)
+    totals = objective.totals(batch, masked)
     objective.zero_grad()
     size = len(batch.ids) // pieces
     for part in zip(*(t.split(size) for t in (*batch, *masked)), strict=True):

@@ -7,7 +7,7 @@ import pytest
 from electra.config import flatten
 from electra.errors import UserError
 from electra.models.electra import generator_sizes
-from electra.models.flops import step_flops
+from electra.models.flops import row_flops, works_of
 from electra.models.paper_flops import ELECTRA_SMALL
 from electra.objectives.corrupt import slots_for
 from electra.objectives.kinds import build
@@ -73,7 +73,7 @@ def test_all_arms_cost_the_same(name, scale):
         length = config.data.length
         slots = slots_for(length, config.objective.mask_rate, config.objective.count)
         kind = config.objective.kind
-        row = step_flops(config.model, config.generator, length, slots, kind)
+        row = row_flops(works_of(kind, config.model, config.generator, length, slots), length)
         assert row_costs(config)[0] == row
         step = row * config.data.batch
         steps = parse_budget(config.train.budget).steps(tokens_per_step=1, flops_per_step=step)

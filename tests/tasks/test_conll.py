@@ -5,7 +5,7 @@ import json
 import pytest
 
 from electra.errors import UserError
-from electra.tasks.conll import load_conll, load_tags, more_tagged, read_conll
+from electra.tasks.conll import load_tags, more_tagged, read_conll
 
 CHUNKS = """The DT B-NP
 barn NN I-NP
@@ -25,7 +25,7 @@ def write(folder, **files):
 
 def test_columns_and_sentences(tmp_path):
     write(tmp_path, train=CHUNKS, valid=CHUNKS, test=CHUNKS)
-    task = load_conll("mine", tmp_path)
+    task = load_tags("mine", tmp_path)
     assert {name: len(split) for name, split in task.splits.items()} == dict.fromkeys(
         ("train", "dev", "test"), 2
     )
@@ -41,14 +41,14 @@ def test_columns_and_sentences(tmp_path):
 
 def test_another_column_and_plain_tags(tmp_path):
     write(tmp_path, train=CHUNKS, dev=CHUNKS)
-    task = load_conll("mine", tmp_path, column=2)
+    task = load_tags("mine", tmp_path, label="2")
     assert task.splits["dev"][0].tags == ("DT", "NN", "VBZ")
     assert task.metric == "accuracy"
     assert task.labels == ("#", ".", "CD", "DT", "NN", "VBZ")
-    assert load_conll("mine", tmp_path, column=-2).labels == task.labels
+    assert load_tags("mine", tmp_path, label="-2").labels == task.labels
     for column in (0, 1, 4, -4):
         with pytest.raises(UserError, match="count from 1"):
-            load_conll("mine", tmp_path, column=column)
+            load_tags("mine", tmp_path, label=str(column))
 
 
 def test_documents_line_ends_and_blanks(tmp_path):
@@ -104,7 +104,7 @@ def test_names_of_files(tmp_path, train, dev):
         (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     if train == "train.txt.gz":
         (tmp_path / "other-dev.md").unlink()
-    splits = load_conll("mine", tmp_path).splits
+    splits = load_tags("mine", tmp_path).splits
     assert splits["train"][0].words == ("a",)
     assert splits["dev"][0].words == ("b",)
 
@@ -113,19 +113,19 @@ def test_two_files_for_one_split(tmp_path):
     for name in ("train.txt", "dev-a.txt", "dev-b.txt"):
         (tmp_path / name).write_text("a O\n")
     with pytest.raises(UserError, match=r"several files for dev .*dev-a.txt.*dev-b.txt"):
-        load_conll("mine", tmp_path)
+        load_tags("mine", tmp_path)
 
 
 def test_folder_above(tmp_path):
     for folder in (tmp_path / "conll2003", tmp_path / "tagging" / "conll2000"):
         folder.mkdir(parents=True)
         write(folder, train=CHUNKS, dev=CHUNKS)
-    assert load_conll("conll2003", tmp_path).splits["dev"]
-    assert load_conll("conll2000", tmp_path).splits["dev"]
+    assert load_tags("conll2003", tmp_path).splits["dev"]
+    assert load_tags("conll2000", tmp_path).splits["dev"]
     with pytest.raises(UserError, match="no train file"):
-        load_conll("conll2001", tmp_path)
+        load_tags("conll2001", tmp_path)
     with pytest.raises(UserError, match="There is no file or folder"):
-        load_conll("conll2000", tmp_path / "nowhere")
+        load_tags("conll2000", tmp_path / "nowhere")
 
 
 def many(count: int) -> str:
@@ -135,7 +135,7 @@ def many(count: int) -> str:
 def test_dev_set_aside(tmp_path):
     path = tmp_path / "all.conll"
     path.write_text(many(400) + "\n" + many(400), encoding="utf-8")
-    task = load_conll("mine", path)
+    task = load_tags("mine", path)
     train, dev = task.splits["train"], task.splits["dev"]
     assert len(train) + len(dev) == 800
     assert 40 <= len(dev) <= 120
@@ -143,19 +143,19 @@ def test_dev_set_aside(tmp_path):
     assert "no dev file" in task.warnings[0]
     # More sentences move few of those that were there.
     path.write_text(many(500), encoding="utf-8")
-    grown = {e.words for e in load_conll("mine", path).splits["dev"]}
+    grown = {e.words for e in load_tags("mine", path).splits["dev"]}
     before = {e.words for e in dev}
     assert len(before & grown) >= 0.8 * len(before)
     path.write_text(many(2), encoding="utf-8")
-    assert [len(s) for s in load_conll("mine", path).splits.values()] == [1, 1]
+    assert [len(s) for s in load_tags("mine", path).splits.values()] == [1, 1]
     path.write_text(many(1), encoding="utf-8")
     with pytest.raises(UserError, match="too little"):
-        load_conll("mine", path)
+        load_tags("mine", path)
 
 
 def test_iob1_is_read(tmp_path):
     write(tmp_path, train="a I-X\nb B-X\nc I-X\nd O\n", dev="a I-X\n")
-    task = load_conll("mine", tmp_path)
+    task = load_tags("mine", tmp_path)
     assert task.columns["scheme"] == "IOB1"
     assert task.splits["train"][0].tags == ("S-X", "B-X", "E-X", "O")
 
@@ -164,28 +164,28 @@ def test_breach_of_the_scheme(tmp_path):
     good = "a B-X\nb I-X\nc O\n\n" * 5
     write(tmp_path, train=good + "a B-X\nb I-Y\n", dev=good)
     with pytest.raises(UserError, match=r"train.txt' line 22: .* IOB2, but 'I-Y' continues"):
-        load_conll("mine", tmp_path)
+        load_tags("mine", tmp_path)
     write(tmp_path, train=good, dev=good + "a O\nb I-X\n\nc I-X\n")
-    task = load_conll("mine", tmp_path)
+    task = load_tags("mine", tmp_path)
     assert task.splits["dev"][5].tags == ("O", "S-X")
     assert "dev.txt' line 22 and 1 more breaks the scheme" in task.warnings[0]
 
 
 def test_tags_that_train_lacks(tmp_path):
     write(tmp_path, train="a B-X\n\nb O\n", dev="a B-X\nb I-X\n\nc B-Y\n")
-    task = load_conll("mine", tmp_path)
+    task = load_tags("mine", tmp_path)
     assert task.labels == ("O", "S-X")
     assert any("B-X, E-X, S-Y" in warning for warning in task.warnings)
 
 
 def test_hidden_tags(tmp_path):
     write(tmp_path, train=CHUNKS, dev=CHUNKS, test="The\nbarn\n\nburns\n")
-    test = load_conll("mine", tmp_path).splits["test"]
+    test = load_tags("mine", tmp_path).splits["test"]
     assert [e.words for e in test] == [("The", "barn"), ("burns",)]
     assert all(e.tags is None for e in test)
     write(tmp_path, train="The\nbarn\n")
     with pytest.raises(UserError, match=r"train.txt' line 1 has no tags"):
-        load_conll("mine", tmp_path)
+        load_tags("mine", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -201,14 +201,14 @@ def test_hidden_tags(tmp_path):
 def test_bad_files(tmp_path, text, message):
     (tmp_path / "bad.txt").write_text(text)
     with pytest.raises(UserError, match=message) as error:
-        load_conll("mine", tmp_path / "bad.txt")
+        load_tags("mine", tmp_path / "bad.txt")
     assert "bad.txt" in str(error.value)
 
 
 def test_bad_utf8(tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"a O\n\xe4 O\n")
     with pytest.raises(UserError, match="line 2"):
-        load_conll("mine", tmp_path / "bad.txt")
+        load_tags("mine", tmp_path / "bad.txt")
 
 
 def lines(*records) -> str:

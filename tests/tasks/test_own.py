@@ -17,7 +17,7 @@ def write(path: Path, *rows: dict) -> Path:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         return path
     with path.open("w", encoding="utf-8", newline="") as file:
-        separator = "\t" if path.suffix == ".tsv" else ","
+        separator = "," if path.suffix == ".csv" else "\t"
         writer = csv.DictWriter(file, list(rows[0]), delimiter=separator)
         writer.writeheader()
         writer.writerows(rows)
@@ -35,7 +35,7 @@ def refusal(kind: str, path: Path, **columns: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "json"])
+@pytest.mark.parametrize("ending", ["csv", "tsv", "tab", "jsonl", "json"])
 @pytest.mark.parametrize("dev", ["dev", "valid", "validation", "valid-v1.3", "DEV"])
 def test_a_folder_with_train_dev_and_test(tmp_path, ending, dev):
     write(tmp_path / f"train.{ending}", *reviews(6))

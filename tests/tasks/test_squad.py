@@ -6,7 +6,8 @@ import json
 import pytest
 
 from electra.errors import UserError
-from electra.tasks.squad import NOWHERE, Columns, load_squad, more_questions
+from electra.tasks.squad import NOWHERE, load_squad, more_questions
+from electra.tasks.squad_files import Columns
 
 BARN = "The barn of the farmer burned. The barn was old."
 
@@ -231,6 +232,13 @@ def test_own_csv(tmp_path):
         load_squad(
             "qa", tmp_path, columns=Columns(question="frage", context="text", answer="antwor")
         )
+
+
+def test_rows_without_an_id_have_their_line(tmp_path):
+    row = {"question": "What?", "context": BARN, "answer": "barn"}
+    lines = table({"id": "a", **row}, {"id": None, **row}, {"id": "", **row}, row)
+    task = load(tmp_path, lines, ending="jsonl")
+    assert [question.id for question in task.splits["train"]] == ["a", "2", "3", "4"]
 
 
 @pytest.mark.parametrize(

@@ -92,15 +92,13 @@ def test_altered_shard_is_named(copy):
     path.write_bytes(data)
     with pytest.raises(UserError, match=r"shard-00002\.bin' was altered.*electra prepare"):
         Shards.open(copy)
-    Shards.open(copy, verify=False)  # the sizes are right
 
 
 def test_cut_and_missing_shards_are_named(copy):
     path = copy / "shard-00001.bin"
     path.write_bytes(path.read_bytes()[:-2])
-    for verify in (True, False):
-        with pytest.raises(UserError, match=r"shard-00001\.bin' has \d+ bytes, not"):
-            Shards.open(copy, verify=verify)
+    with pytest.raises(UserError, match=r"shard-00001\.bin' has \d+ bytes, not"):
+        Shards.open(copy)
     path.unlink()
     with pytest.raises(UserError, match=r"shard-00001\.bin' is missing"):
         Shards.open(copy)
@@ -117,9 +115,3 @@ def test_folders_that_are_none(folder, copy, tmp_path):
         (copy / "index.json").write_text(broken)
         with pytest.raises(UserError, match="damaged"):
             Shards.open(copy)
-
-
-def test_verification_reports_progress(folder):
-    seen: list[tuple[int, int]] = []
-    Shards.open(folder, progress=lambda done, of: seen.append((done, of)))
-    assert seen[-1][0] == seen[-1][1] == sum(p.stat().st_size for p in folder.glob("*.bin"))

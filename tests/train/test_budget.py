@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from electra.errors import UserError
-from electra.models.flops import step_flops
+from electra.models.flops import row_flops, works_of
 from electra.objectives.corrupt import slots_for
 from electra.optim.schedule import learning_rate
 from electra.text.tokenizer import load_vocabulary
@@ -89,7 +89,8 @@ def with_steps(config: PretrainConfig, steps: float) -> PretrainConfig:
     model = replace(config.model, vocab_size=tiny_vocabulary(config))
     length = config.data.length
     slots = slots_for(length, config.objective.mask_rate, "round")
-    row = step_flops(model, config.generator, length, slots, config.objective.kind)
+    works = works_of(config.objective.kind, model, config.generator, length, slots)
+    row = row_flops(works, length)
     flops = steps * config.data.batch * row
     loop = replace(config.train, budget=f"{flops:.6e}flops", checkpoint_every=4, report_every=1)
     return replace(config, train=loop)

@@ -10,6 +10,7 @@ from sklearn.metrics import accuracy_score, precision_score, recall_score, roc_a
 
 from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
+from electra.objectives.objective import Ids
 from electra.objectives.rtd import ReplacedTokenDetection
 from electra.objectives.settings import ObjectiveConfig
 from electra.train.validate import auc, unigram_entropy, validate
@@ -44,7 +45,7 @@ def objective():
     model = EncoderConfig(layers=1, hidden=16, embedding=16, positions=LENGTH, vocab_size=40)
     networks = build_pair(model, GeneratorConfig(width=1.0))
     objective = ReplacedTokenDetection(
-        ObjectiveConfig(mask_rate=0.3), *networks, mask_id=4, special=(0, 2, 3, 4)
+        ObjectiveConfig(mask_rate=0.3), *networks, Ids(4, (0, 2, 3, 4))
     )
     with torch.no_grad():
         for p in objective.discriminator.parameters():

@@ -166,7 +166,7 @@ def peer_step(
             replaced = (corrupted != ids).float()
             logits = pair["discriminator"](input_ids=corrupted, **shared).logits
         loss = F.binary_cross_entropy_with_logits(logits.float()[real], replaced[real])
-        (guessed.loss + 50 * loss).backward()
+        (guessed.loss + o.discriminator_weight * loss).backward()
         nn.utils.clip_grad_norm_(pair.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -10,7 +10,7 @@ from electra.config import override
 from electra.errors import UserError
 from electra.train.budget import parse_budget
 from electra.train.checkpoint import checkpoints, read_state
-from electra.train.pretrain import PretrainConfig, flops_per_row, start, with_data
+from electra.train.pretrain import PretrainConfig, budget_steps, start, with_data
 from electra.train.record import read_metrics
 
 
@@ -55,10 +55,7 @@ def bench_whole(config: PretrainConfig, stretch: str, console: Console) -> Whole
 
 def whole_steps(config: PretrainConfig) -> int:
     """Steps of the recipe's own budget."""
-    data = config.data
-    steps = parse_budget(config.train.budget).steps(
-        tokens_per_step=data.batch * data.length, flops_per_step=data.batch * flops_per_row(config)
-    )
+    steps = budget_steps(config)
     if steps is None:
         raise UserError(
             f"train.budget={config.train.budget} is a time already: give steps, tokens or FLOPs."

@@ -11,11 +11,6 @@ from electra.cli.train import Json, Settings
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed.")
 
 
-@bench_app.callback()
-def root() -> None:
-    """Measure speed."""
-
-
 @bench_app.command("pretrain")
 def pretrain(
     name: Annotated[str, typer.Argument(metavar="RECIPE", help="One of  electra recipes .")],

@@ -11,6 +11,8 @@ from electra.cli.train import Json, Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch import nn
+
     from electra.models.flops import Work
     from electra.train.pretrain import PretrainConfig
 
@@ -144,7 +146,7 @@ def study(
     import sys
     from dataclasses import replace
 
-    from electra.cli.tune import read_seeds
+    from electra.cli.tune import read_names, read_seeds
     from electra.config import override
     from electra.errors import UserError
     from electra.finetune.settings import FinetuneConfig
@@ -162,13 +164,13 @@ def study(
     if budget is not None:
         chosen = replace(chosen, budget=read_budget(budget))
     if arms:
-        chosen = only_arms(chosen, _names(arms))
+        chosen = only_arms(chosen, read_names(arms))
     if data is None or out is None:
         raise UserError("Name the prepared text with --data and a folder with --out.")
     chosen_seeds = read_seeds(seeds)
     sources = open_sources(
         glue=glue,
-        tasks=_names(tasks),
+        tasks=read_names(tasks),
         task=task,
         task_data=task_data,
         blimp=blimp,
@@ -194,10 +196,6 @@ def study(
     raise typer.Exit(code)
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def paper_figures() -> list[dict[str, Any]]:
     """The models of the paper: FLOPs as published and as computed."""
     from electra.models.paper_flops import MODELS
@@ -218,11 +216,10 @@ def recipe_figures(config: "PretrainConfig") -> dict[str, Any]:
     """What a recipe costs, by both rules; needs no data."""
     from dataclasses import replace
 
-    from electra.models.flops import row_flops, works_of
+    from electra.models.flops import row_flops
     from electra.models.paper_flops import PAPER_VOCABULARY, paper_row_flops
-    from electra.objectives.corrupt import slots_for
-    from electra.train.budget import parse_budget
     from electra.train.data import check_positions
+    from electra.train.pretrain import budget_steps, parameter_counts, row_works
 
     notes = []
     if not config.model.vocab_size:
@@ -231,13 +228,9 @@ def recipe_figures(config: "PretrainConfig") -> dict[str, Any]:
             "The vocabulary will be the tokenizer's; counted here with the paper's "
             f"{PAPER_VOCABULARY:,} ids (set model.vocab_size for another number)."
         )
-    length, batch, objective = config.data.length, config.data.batch, config.objective
+    length, batch = config.data.length, config.data.batch
     check_positions(length, config.model.positions)
-    slots = slots_for(length, objective.top_rate, objective.count)
-    works = works_of(objective.kind, config.model, config.generator, length, slots)
-    steps = parse_budget(config.train.budget).steps(
-        tokens_per_step=batch * length, flops_per_step=batch * row_flops(works, length)
-    )
+    works, steps = row_works(config), budget_steps(config)
     if steps is None:
         notes.append(
             f"{config.train.budget} of training may be any number of steps: for the training "
@@ -245,7 +238,7 @@ def recipe_figures(config: "PretrainConfig") -> dict[str, Any]:
         )
     rows = None if steps is None else steps * batch
     return {
-        "parameters": _parameters(config),
+        "parameters": parameter_counts(_networks(config)),
         "vocab_size": config.model.vocab_size,
         "length": length,
         "batch": batch,
@@ -286,8 +279,8 @@ def _compare(count: dict[str, float | None]) -> dict[str, float | None]:
     return count | {k: train and train / model.train_flops() for k, model in known.items()}
 
 
-def _parameters(config: "PretrainConfig") -> dict[str, int]:
-    """Parameters of each network, what they share counted in each."""
+def _networks(config: "PretrainConfig") -> "nn.Module":
+    """The networks of a recipe, their shapes alone."""
     from dataclasses import replace
 
     import torch
@@ -297,15 +290,11 @@ def _parameters(config: "PretrainConfig") -> dict[str, int]:
     from electra.objectives.kinds import build
     from electra.objectives.objective import Ids
 
-    model = replace(config.model, start="paper")  # shapes alone, so no weights need a start
+    model = replace(config.model, start="paper")  # no weights need a start
     with torch.device("meta"):
         if config.objective.kind == "mlm":  # asks for the ids of words, which shapes do not have
-            parts: dict[str, torch.nn.Module] = {"mlm": Generator(Encoder(model))}
-        else:
-            ids = Ids(mask=0, special=())
-            parts = dict(build(config.objective, model, config.generator, ids).named_children())
-    sizes = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
-    return {name: size for name, size in sizes.items() if size}
+            return torch.nn.ModuleDict({"mlm": Generator(Encoder(model))})
+        return build(config.objective, model, config.generator, Ids(mask=0, special=()))
 
 
 def _show_paper(rows: list[dict[str, Any]]) -> None:

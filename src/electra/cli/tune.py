@@ -68,6 +68,11 @@ def read_seeds(text: str, option: str = "--seeds") -> list[int]:
     return list(range(numbers[0])) if alone else numbers
 
 
+def read_names(text: str) -> list[str]:
+    """`a, b` -> a and b."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def finetune(
     model: Model,
     task: Annotated[str, typer.Argument(help=TASKS)],
@@ -154,7 +159,6 @@ def glue(
     from electra.finetune.settings import FinetuneConfig
 
     console, progress = consoles()
-    only = [name.strip() for name in tasks.split(",") if name.strip()]
     config = override(FinetuneConfig(), settings or [])
     rows = run_glue(
         model,
@@ -163,7 +167,7 @@ def glue(
         read_seeds(seeds),
         config,
         progress,
-        only=only,
+        only=read_names(tasks),
         from_mnli=from_mnli,
     )
     if as_json:
@@ -236,7 +240,6 @@ def probe(
 
     Example:  electra probe runs/first --data blimp
     """
-    from rich.progress import Progress
     from rich.table import Table
 
     from electra.errors import UserError
@@ -248,18 +251,7 @@ def probe(
         raise UserError(f"--network {network}: write discriminator, generator or both.")
     console, progress = consoles()
     pairs = load_blimp(data)
-    found = {}
-    with Progress(console=progress, transient=True, disable=not progress.is_terminal) as bar:
-        for name in names:
-            shown = bar.add_task(name, total=None)
-            found[name] = ask(
-                model,
-                pairs,
-                name,  # type: ignore[arg-type]
-                progress=lambda done, total, shown=shown: bar.update(  # type: ignore[misc]
-                    shown, completed=done, total=total
-                ),
-            )
+    found = {name: ask(model, pairs, name, progress) for name in names}  # type: ignore[arg-type]
     total = {
         name: sum(p.accuracy * p.pairs for p in each) / len(pairs) for name, each in found.items()
     }

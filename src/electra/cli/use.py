@@ -1,4 +1,4 @@
-"""The verbs that use a model: detect, fill; and the demo, which shows everything at once."""
+"""The verbs that use a model: detect, fill, score; and the demo, which shows it all at once."""
 
 import json
 from dataclasses import asdict

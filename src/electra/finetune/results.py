@@ -24,10 +24,9 @@ def add_result(out: Path, result: Result) -> None:
     """Append one line, safe on the disk when this returns."""
     path = out / RESULTS
     # A line that a crash cut short must not swallow the next one
-    torn = path.exists() and not path.read_bytes().endswith(b"\n")
+    torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
     with path.open("a", encoding="utf-8") as file:
-        start = "\n" if torn and path.stat().st_size else ""
-        file.write(f"{start}{to_json(result)}\n")
+        file.write(("\n" if torn else "") + to_json(result) + "\n")
         file.flush()
         os.fsync(file.fileno())
 

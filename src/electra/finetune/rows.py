@@ -55,7 +55,7 @@ def put_rows(features: Features, pad_id: int, longest: int, device: torch.device
     total = np.array([len(row) for row in features.ids], dtype=np.int64)
     ids = np.full((len(total), longest), pad_id, dtype=np.int32)
     inside = np.arange(longest) < total[:, None]
-    ids[inside] = np.concatenate(features.ids) if len(total) else 0
+    ids[inside] = np.concatenate(features.ids)
     target: Tensor | None = None
     if isinstance(features.target, np.ndarray):
         # the options of one choice share its target

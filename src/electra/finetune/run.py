@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from electra.config import to_dict
 from electra.errors import UserError
-from electra.finetune.fit import Progress as Told
+from electra.finetune.fit import Told
 from electra.finetune.results import Result, check_same, digest, read_results
 from electra.finetune.settings import FinetuneConfig, resolve
 from electra.finetune.trial import Start, Trial

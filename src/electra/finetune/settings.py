@@ -88,13 +88,13 @@ class FinetuneConfig:
 def resolve(config: FinetuneConfig, model: EncoderConfig, task: Task) -> FinetuneConfig:
     """The settings with every 0 filled in: the paper's table by size and task."""
     large, base = model.hidden >= 1024, 512 <= model.hidden < 1024
-    length = config.length or task.length
+    length = min(config.length or task.length, model.positions)
     return replace(
         config,
         lr=config.lr or (5e-5 if large else 1e-4 if base else 3e-4),
         layer_decay=config.layer_decay or (0.9 if large else 0.8),
         epochs=config.epochs or task.epochs,
-        length=min(length, model.positions),
+        length=length,
         # a window must move on by less than it is long
-        stride=min(config.stride, max(1, min(length, model.positions) // 2)),
+        stride=min(config.stride, max(1, length // 2)),
     )

@@ -64,7 +64,7 @@ class StackedDropout(nn.Module):
     def __init__(self, p: float, noise: Noise) -> None:
         super().__init__()
         # differs from the paper: a byte decides, so the rate is rounded to a multiple of 1/256.
-        self.threshold = round(256 * p)
+        self.threshold = min(round(256 * p), 255)
         self.noise = noise
 
     def forward(self, x: Tensor) -> Tensor:

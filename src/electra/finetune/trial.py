@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from electra import __version__
 from electra.errors import UserError
-from electra.finetune.fit import Progress, fit, steps
+from electra.finetune.fit import Told, fit, steps
 from electra.finetune.infer import infer
 from electra.finetune.judge import (
     Record,
@@ -111,7 +111,7 @@ class Trial:
         torch.manual_seed(seed)
         return new_model(self.card, copy.deepcopy(self.start.encoder))
 
-    def run(self, seeds: Sequence[int], out: Path, told: Progress) -> None:
+    def run(self, seeds: Sequence[int], out: Path, told: Told) -> None:
         """Train these seeds together, and write down what came of each."""
         began = time.monotonic()
         pad = self.start.vocab.pad
@@ -191,7 +191,8 @@ class Trial:
             folder.mkdir(parents=True, exist_ok=True)
             text = "".join(to_json(line) + "\n" for line in lines)
             write_whole(folder / f"{split}.jsonl", text.encode())
-        if not (out / "model").is_dir() or rank(result) > max(map(rank, read_results(out))):
+        best = max([*read_results(out), result], key=rank)  # the first of equals
+        if best is result or not (out / "model").is_dir():
             network = self.network(seed)
             unstack_(network, whole, place)
             card = replace(self.card, null_threshold=result.get("best_f1_threshold", 0.0))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 def drop(x: Tensor, p: float, training: bool) -> Tensor:
     """What `torch.nn.functional.dropout` does; the rate is rounded to a multiple of 1/65,536."""
-    threshold = round(p * 65536)
+    threshold = min(round(p * 65536), 65535)
     if not training or not threshold:
         return x
     words = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device)

@@ -73,10 +73,3 @@ def works_of(
         frozen = replace(fill, share=0.5, trained=False)
         return replace(fill, share=0.5), frozen, replace(kept, share=0.5)
     return fill, kept
-
-
-def step_flops(
-    model: EncoderConfig, generator: GeneratorConfig, length: int, slots: int, kind: str = "rtd"
-) -> int:
-    """Arithmetic of one row in a step of an objective."""
-    return row_flops(works_of(kind, model, generator, length, slots), length)

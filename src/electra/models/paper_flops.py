@@ -35,11 +35,10 @@ def layer_flops(sizes: EncoderConfig, length: int) -> int:
     return products + biases + scores + outputs + norms + ACTIVATION * inner
 
 
-def lookup_flops(sizes: EncoderConfig, length: int, *, one_hot: bool = True) -> int:
+def lookup_flops(sizes: EncoderConfig, length: int) -> int:
     """Forward operations of one token before the first layer."""
     e = sizes.embedding
-    found = 2 * e * sizes.vocab_size if one_hot else 0
-    found += 2 * e * (length + 2)  # position and segment, one-hot in any case
+    found = 2 * e * (sizes.vocab_size + length + 2)  # token, position and segment, all one-hot
     found += e * (2 + LAYER_NORM + DROPOUT)
     if e != sizes.hidden:
         found += 2 * e * sizes.hidden + sizes.hidden
@@ -59,28 +58,23 @@ def verdict_flops(sizes: EncoderConfig) -> int:
     return 2 * h * h + h * (1 + ACTIVATION) + 2 * h
 
 
-def paper_forward_flops(work: Work, length: int, *, one_hot: bool = True) -> int:
+def paper_forward_flops(work: Work, length: int) -> int:
     """Forward operations of one row through a network, heads included."""
     sizes = work.sizes
-    per_token = sizes.layers * layer_flops(sizes, length)
-    per_token += lookup_flops(sizes, length, one_hot=one_hot)
+    per_token = sizes.layers * layer_flops(sizes, length) + lookup_flops(sizes, length)
     heads = work.words * word_flops(sizes) + work.verdicts * verdict_flops(sizes)
     return length * per_token + heads
 
 
-def paper_row_flops(works: Iterable[Work], length: int, *, one_hot: bool = True) -> int:
+def paper_row_flops(works: Iterable[Work], length: int) -> int:
     """Operations of one row in a step: a backward pass costs what the forward pass does."""
-    each = (
-        (2 if w.trained else 1) * w.share * paper_forward_flops(w, length, one_hot=one_hot)
-        for w in works
-    )
+    each = ((2 if w.trained else 1) * w.share * paper_forward_flops(w, length) for w in works)
     return round(sum(each))
 
 
-def paper_inference_flops(sizes: EncoderConfig, length: int, *, one_hot: bool = True) -> int:
+def paper_inference_flops(sizes: EncoderConfig, length: int) -> int:
     """Operations of using a model on one row, with a head like the discriminator's."""
-    work = Work(sizes=sizes, verdicts=length, trained=False)
-    return paper_row_flops([work], length, one_hot=one_hot)
+    return paper_row_flops([Work(sizes=sizes, verdicts=length, trained=False)], length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

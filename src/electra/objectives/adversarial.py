@@ -5,8 +5,6 @@ action of its own, on the assumption that the verdict on a token does not depend
 samples; its reward R is the discriminator's loss there.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from electra.models.electra import Discriminator, Generator
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked, put
-from electra.objectives.objective import Outcome, Sums, add_up, generator_sums
+from electra.objectives.objective import Ids, Outcome, Sums, add_up, generator_sums
 from electra.objectives.rtd import SUMS, ReplacedTokenDetection, detection_sums, summarise
 from electra.objectives.settings import ObjectiveConfig
 
@@ -25,15 +23,9 @@ class Adversarial(ReplacedTokenDetection):
     names = (*SUMS, "reward", "baseline_loss")
 
     def __init__(
-        self,
-        config: ObjectiveConfig,
-        generator: Generator,
-        discriminator: Discriminator,
-        *,
-        mask_id: int,
-        special: Sequence[int],
+        self, config: ObjectiveConfig, generator: Generator, discriminator: Discriminator, ids: Ids
     ) -> None:
-        super().__init__(config, generator, discriminator, mask_id=mask_id, special=special)
+        super().__init__(config, generator, discriminator, ids)
         # b = -log sigmoid(w h): it begins at log 2, the loss of a discriminator that knows nothing
         self.baseline = nn.Linear(generator.encoder.config.hidden, 1, bias=False)
         nn.init.zeros_(self.baseline.weight)

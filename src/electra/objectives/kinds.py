@@ -39,15 +39,15 @@ def build_rtd(
     config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: Ids
 ) -> Objective:
     """Detection of what a generator put; 'rtd' and 'rtd-masked'."""
-    made: tuple[Generator | FrequencyGenerator, Discriminator]
+    small: Generator | FrequencyGenerator
     if generator.kind == "transformer":
-        made = build_pair(model, generator, ids.absent)
+        small, discriminator = build_pair(model, generator, ids.absent)
     else:
         discriminator = Discriminator(Encoder(model))
         start_(model, discriminator.encoder)
-        made = build_simple(model, generator, ids), discriminator
+        small = build_simple(model, generator, ids)
     kind = MaskedTokenDetection if config.kind == "rtd-masked" else ReplacedTokenDetection
-    return kind(config, *made, mask_id=ids.mask, special=ids.special)
+    return kind(config, small, discriminator, ids)
 
 
 def build_mlm(
@@ -82,15 +82,14 @@ def build_two_stage(
     sizes = model if same else generator_sizes(model, generator)
     discriminator, small = Discriminator(Encoder(model)), Generator(Encoder(sizes), ids.absent)
     start_(model, discriminator.encoder, small.encoder)
-    return TwoStage(config, small, discriminator, mask_id=ids.mask, special=ids.special)
+    return TwoStage(config, small, discriminator, ids)
 
 
 def build_adversarial(
     config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: Ids
 ) -> Objective:
     """The pair of the paper, and a baseline."""
-    pair = build_pair(model, generator, ids.absent)
-    return Adversarial(config, *pair, mask_id=ids.mask, special=ids.special)
+    return Adversarial(config, *build_pair(model, generator, ids.absent), ids)
 
 
 def build_electric(

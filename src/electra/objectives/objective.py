@@ -103,8 +103,8 @@ class Objective(nn.Module):
         )
 
     def totals(self, batch: Batch, masked: Masked) -> Tensor:
-        """The denominators of the losses, counted over a whole batch."""
-        return totals_of(batch, masked)
+        """The denominators of the losses over a whole batch: its masked and its real tokens."""
+        return torch.stack([masked.drawn.sum(), batch.real.sum()]).clamp_min(1)
 
     def guess(
         self,
@@ -208,8 +208,3 @@ def at_positions(masked: Masked, length: int) -> Tensor:
     flags = torch.zeros(len(masked.positions), length, device=masked.positions.device)
     flags = flags.scatter_reduce(1, masked.positions, masked.drawn.float(), "amax")
     return flags > 0  # (batch, length)
-
-
-def totals_of(batch: Batch, masked: Masked) -> Tensor:
-    """Masked and real tokens of a batch: the denominators of the two losses."""
-    return torch.stack([masked.drawn.sum(), batch.real.sum()]).clamp_min(1)

@@ -1,6 +1,5 @@
 """Replaced token detection: mask -> sample -> detect, both networks trained jointly (section 2)."""
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -20,11 +19,8 @@ from electra.objectives.objective import (
     add_up,
     generator_figures,
     generator_sums,
-    totals_of,
 )
 from electra.objectives.settings import ObjectiveConfig
-
-__all__ = ["SUMS", "Outcome", "ReplacedTokenDetection", "summarise", "totals_of"]
 
 SUMS = (
     *GENERATOR_SUMS,
@@ -47,11 +43,9 @@ class ReplacedTokenDetection(Corrupting):
         config: ObjectiveConfig,
         generator: Generator | FrequencyGenerator,
         discriminator: Discriminator,
-        *,
-        mask_id: int,
-        special: Sequence[int],
+        ids: Ids,
     ) -> None:
-        super().__init__(config, discriminator.encoder.config.table_rows, Ids(mask_id, special))
+        super().__init__(config, discriminator.encoder.config.table_rows, ids)
         # The discriminator comes first, so that what is shared carries its name.
         self.discriminator = discriminator
         self.generator = generator

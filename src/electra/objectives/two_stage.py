@@ -9,7 +9,7 @@ discriminator's means are therefore zero when it begins, and the warm-up of its 
 of the frozen generator stay what they were and are not used any more.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,14 @@ from torch import Tensor
 from electra.models.electra import Discriminator, Generator
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked, put
-from electra.objectives.objective import Outcome, Sums, add_up, generator_figures, generator_sums
+from electra.objectives.objective import (
+    Ids,
+    Outcome,
+    Sums,
+    add_up,
+    generator_figures,
+    generator_sums,
+)
 from electra.objectives.rtd import ReplacedTokenDetection, detection_sums, summarise
 from electra.objectives.settings import ObjectiveConfig
 
@@ -32,15 +39,9 @@ class TwoStage(ReplacedTokenDetection):
     stage_share = HALF
 
     def __init__(
-        self,
-        config: ObjectiveConfig,
-        generator: Generator,
-        discriminator: Discriminator,
-        *,
-        mask_id: int,
-        special: Sequence[int],
+        self, config: ObjectiveConfig, generator: Generator, discriminator: Discriminator, ids: Ids
     ) -> None:
-        super().__init__(config, generator, discriminator, mask_id=mask_id, special=special)
+        super().__init__(config, generator, discriminator, ids)
         self.stage: Tensor  # saved: at the half itself, nothing else tells whether it has begun
         self.register_buffer("stage", torch.ones((), dtype=torch.int32))
         self._second: bool | None = None  # the same on the host, which waits for it only once

@@ -54,7 +54,7 @@ class PaperAdam(torch.optim.Optimizer):
             if params:
                 update(
                     params,
-                    [_gradient(p) for p in params],
+                    [gradient(p) for p in params],
                     [self.moments(p)["mean"] for p in params],
                     [self.moments(p)["square"] for p in params],
                     [self.count] * len(params),
@@ -86,7 +86,7 @@ class PaperAdam(torch.optim.Optimizer):
         params, decays = zip(*((p, d) for p, d in every if p.grad is not None), strict=True)
         # A gradient that is a part of a larger tensor may begin anywhere
         order = torch.contiguous_format
-        grads = [g if aligned(g) else g.clone(memory_format=order) for g in map(_gradient, params)]
+        grads = [g if aligned(g) else g.clone(memory_format=order) for g in map(gradient, params)]
         capturing = torch.cuda.is_current_stream_capturing()
         if not capturing:
             moments = [self.moments(p) for p in params]
@@ -111,7 +111,7 @@ class PaperAdam(torch.optim.Optimizer):
     def norm(self) -> Tensor:
         """The norm of all gradients together."""
         params = (p for group in self.param_groups for p in group["params"])
-        gradients = [_gradient(p) for p in params if p.grad is not None]
+        gradients = [gradient(p) for p in params if p.grad is not None]
         return torch.stack(torch._foreach_norm(gradients)).norm()
 
     def moments(self, p: Tensor) -> dict[str, Tensor]:
@@ -131,9 +131,12 @@ def fused(
     counts: list[Tensor],
     rate: float | Tensor,
     group: dict[str, Any],
-    scale: Tensor,
+    scale: Tensor | None,
 ) -> None:
-    """One pass over the memory: on the CPU four times as fast as the operations one by one."""
+    """One pass over the memory: on the CPU four times as fast as the operations one by one.
+
+    `scale` is what gradients are divided by.
+    """
     torch._fused_adamw_(
         params,
         grads,
@@ -186,6 +189,7 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
     ]
 
 
-def _gradient(p: Tensor) -> Tensor:
+def gradient(p: Tensor) -> Tensor:
+    """Of a parameter that has one."""
     assert p.grad is not None
     return p.grad

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from electra.optim.adam import ENDLESS
+from electra.optim.adam import ENDLESS, fused, gradient
 
 
 class StackedAdam:
@@ -44,20 +44,15 @@ class StackedAdam:
         for number, group in enumerate(self.groups):
             means, squares = self.means[number], self.squares[number]
             for decay, members in self.by_decay(group):
-                torch._fused_adamw_(  # all seeds together: few launches, each with many blocks
+                fused(  # all seeds together: few launches, each with many blocks
                     [group[i] for i in members],
-                    [_gradient(group[i]) for i in members],
+                    [gradient(group[i]) for i in members],
                     [means[i] for i in members],
                     [squares[i] for i in members],
-                    [],
                     [self.count] * len(members),
-                    lr=rates[number],
-                    beta1=self.betas[0],
-                    beta2=self.betas[1],
-                    weight_decay=decay,
-                    eps=self.eps,
-                    amsgrad=False,
-                    maximize=False,
+                    rates[number],
+                    {"betas": self.betas, "eps": self.eps, "weight_decay": decay},
+                    None,
                 )
 
     def forget(self) -> None:
@@ -68,7 +63,7 @@ class StackedAdam:
 
     def clip_gradients(self) -> None:
         """Shorten each seed's gradient to the norm `clip` where it is longer."""
-        gradients = [_gradient(p) for group in self.groups for p in group]
+        gradients = [gradient(p) for group in self.groups for p in group]
         parts = [[g[seed] for g in gradients] for seed in range(self.seeds)]
         norms = torch._foreach_norm([part for own in parts for part in own])
         scales = torch.stack(norms).view(self.seeds, -1).norm(dim=1) / self.clip  # (seeds,)
@@ -82,8 +77,3 @@ class StackedAdam:
         matrices = [i for i, p in enumerate(group) if p.ndim >= 3]  # one axis is the seed's
         vectors = [i for i, p in enumerate(group) if p.ndim < 3]
         return [(d, m) for d, m in ((self.weight_decay, matrices), (0.0, vectors)) if m]
-
-
-def _gradient(p: Tensor) -> Tensor:
-    assert p.grad is not None
-    return p.grad

@@ -24,7 +24,7 @@ from electra.train.budget import parse_budget
 from electra.train.data import open_data
 from electra.train.device import choose_device
 from electra.train.folder import check_place, run_folder
-from electra.train.pretrain import PretrainConfig, read_run_config
+from electra.train.pretrain import PretrainConfig, flops_per_row, read_run_config
 
 FILLED = ("data.folder", "model.vocab_size")
 """Settings that follow the data, which are known by their digest."""
@@ -104,13 +104,10 @@ def run_study(
                 check_same(out, [done[cell.key]], cell.facts(shards.digest))
             check_run(cell, shards)
         for cell in cells:
-            if all(scored(done.get(cell.key), source) for source in sources):
-                continue
-            same = twin(cell, shards, others, sources)
-            if same is not None:
-                own = done.get(cell.key, same)["scores"]
-                done[cell.key] = {**same, "scores": {**own, **same["scores"]}}
-                add_result(out, done[cell.key])
+            taken = twin(cell, shards, others, sources, done.get(cell.key))
+            if taken is not None:
+                done[cell.key] = taken
+                add_result(out, taken)
         for number, cell in enumerate(cells, 1):
             where = f"cell {number} of {len(cells)}: {cell.arm.name}, seed {cell.seed}"
             found = done.get(cell.key)
@@ -144,14 +141,24 @@ def results_of(folder: Path) -> list[Result]:
 
 
 def twin(
-    cell: Cell, shards: Shards, others: Sequence[Result], sources: Sequence[Source]
+    cell: Cell,
+    shards: Shards,
+    others: Sequence[Result],
+    sources: Sequence[Source],
+    own: Result | None,
 ) -> Result | None:
-    """A result of the same run under another name, with all the scores that are asked for."""
+    """Where a score is missing: the same run of another study, with all that are asked for.
+
+    It gets the cell's name, and keeps the scores of its `own` result.
+    """
+    if all(scored(own, source) for source in sources):
+        return None
     facts = cell.facts(shards.digest)
     for other in others:
         same = all(other.get(key) == value for key, value in facts.items())
         if same and all(scored(other, source) for source in sources):
-            return {**other, "study": cell.study, "arm": cell.arm.name}
+            scores = {**(own or {}).get("scores", {}), **other["scores"]}
+            return {**other, "study": cell.study, "arm": cell.arm.name, "scores": scores}
     return None
 
 
@@ -194,7 +201,7 @@ def finished(run: Path) -> bool:
     if not saved:
         return False
     config, state = read_run_config(run), checkpoint.read_state(saved[-1])
-    spent = state.rows * row_costs(config)[0]
+    spent = state.rows * flops_per_row(config)
     budget = parse_budget(config.train.budget)
     progress = budget.progress(
         steps=state.step, tokens=state.tokens, flops=spent, seconds=state.seconds

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 
 from electra.config import to_dict
 from electra.errors import UserError
@@ -81,14 +80,7 @@ class Probed:
         """Accuracy by the verdicts of a discriminator, or by the likelihood of another network."""
         kept = locate(str(run), "encoder")
         network: Network = "discriminator" if kept.name == "discriminator" else "generator"
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-            shown = bar.add_task(BLIMP, total=None)
-            found = probe(
-                str(kept),
-                self.pairs,
-                network,
-                progress=lambda done, total: bar.update(shown, completed=done, total=total),
-            )
+        found = probe(str(kept), self.pairs, network, console)
         return {
             "score": sum(p.accuracy * p.pairs for p in found) / len(self.pairs),
             "metric": "accuracy",

@@ -6,12 +6,11 @@ from typing import Literal
 
 from electra.config import override
 from electra.errors import UserError, nearest
-from electra.models.flops import row_flops, works_of
+from electra.models.flops import row_flops
 from electra.models.paper_flops import PAPER_VOCABULARY, paper_row_flops
-from electra.objectives.corrupt import slots_for
 from electra.recipes import recipe
 from electra.train.budget import parse_budget
-from electra.train.pretrain import PretrainConfig
+from electra.train.pretrain import PretrainConfig, row_works
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +106,7 @@ def only_arms(study: Study, names: Sequence[str]) -> Study:
 
 def row_costs(config: PretrainConfig) -> tuple[int, int]:
     """FLOPs of a row in a step: by our count and by the paper's rules."""
-    length, objective = config.data.length, config.objective
-    slots = slots_for(length, objective.top_rate, objective.count)
-    works = works_of(objective.kind, config.model, config.generator, length, slots)
+    works, length = row_works(config), config.data.length
     return row_flops(works, length), paper_row_flops(works, length)
 
 

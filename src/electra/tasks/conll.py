@@ -11,13 +11,13 @@ from electra.tasks.examples import Tagged, Task
 from electra.tasks.folder import ending, find_folder, read_whole, split_files
 from electra.tasks.spans import OUTSIDE, Scheme, breaches, find_scheme, to_bioes
 from electra.tasks.split import set_aside
-from electra.tasks.table import Row, Table, read_table
+from electra.tasks.table import CSV, JSON, Row, Table, read_table
 from electra.text.read import clean
 
 LENGTH = 256
 LAST = -1
 
-TABLES = (".csv", ".json", ".jsonl", ".ndjson")
+TABLES = (*CSV, *JSON)
 WORDS = ("words", "tokens", "text")
 TAGS = ("tags", "labels", "label")
 
@@ -37,21 +37,12 @@ class Lines:
     lines: Sequence[int]
 
 
-def load_conll(name: str, data: Path, *, column: int | None = None) -> Task:
-    """Tagging with CoNLL files: a file, a folder with train.… and dev.…, or the folder above.
-
-    `column` is that of the tags, counted from 1, or from the end with -1; without it the last one,
-    in CoNLL-U the part of speech.
-    """
-    files = split_files(find_folder(data, [name]))
-    columns = {} if column is None else {"label": str(column)}
-    return build(name, files, lambda path: read_conll(path, column), columns)
-
-
 def load_tags(name: str, data: Path, *, text: str | None = None, label: str | None = None) -> Task:
-    """Tagging with files of your own: CoNLL, or tables with words and tags in two columns.
+    """Tagging with CoNLL files, or with tables that have words and tags in two columns.
 
-    `label` names the column of the tags, in CoNLL files by its number.
+    They are a file, a folder with train.… and dev.…, or the folder above. `label` names the column
+    of the tags; in CoNLL files by its number from 1, or from the end with -1, else it is the last
+    one, in CoNLL-U the part of speech.
     """
     files = split_files(find_folder(data, [name]))
     named = {key: value for key, value in (("text", text), ("label", label)) if value}

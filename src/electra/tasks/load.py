@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from electra.errors import UserError, nearest
-from electra.tasks.conll import load_conll, load_tags
+from electra.tasks.conll import load_tags
 from electra.tasks.examples import Task
 from electra.tasks.glue import GLUE, load_glue, plain
 from electra.tasks.own import load_own
@@ -35,11 +35,9 @@ def load_task(
         raise UserError(f"{given[0]} is for your own files; the columns of {name} are known.")
     if name in GLUE:
         return load_glue(name, data)
-    if name in CONLL:
-        return load_conll(name, data)
     if name in SQUAD:
         return load_squad(name, data)
-    if name == "tag":
+    if name == "tag" or name in CONLL:
         return load_tags(name, data, text=text, label=label)
     if name == "qa":
         named = {"question": text, "context": pair, "answer": label}

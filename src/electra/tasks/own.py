@@ -23,11 +23,9 @@ def load_own(
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
-    length: int = 128,
-    epochs: float = 3,
 ) -> Task:
     """The task in a file, or in a folder with train.*, dev.* and perhaps test.*."""
-    files = split_files(find_folder(data, []), endings=(*CSV, ".tsv", *JSON))
+    files = split_files(find_folder(data, []), endings=(*CSV, ".tsv", ".tab", *JSON))
     tables = {name: read_table(path) for name, path in files.items()}
     columns = find_columns(kind, tables["train"], text, pair, label)
     asked: Kind = "classify" if kind == "pair" else kind
@@ -58,8 +56,6 @@ def load_own(
         splits=splits,
         labels=labels,
         metric="spearman" if asked == "regress" else "accuracy",
-        length=length,
-        epochs=epochs,
         columns=columns.named(),
         warnings=tuple(warnings),
     )
@@ -80,8 +76,7 @@ def examples_of(
         table.need(name)
     examples: list[Any] = []
     for row in table.rows:
-        own_id = row.values.get("id")
-        name = str(row.line if own_id in (None, "") else own_id)
+        name = table.name(row)
         text = table.text(row, columns.text)
         given = given_label(table, row, columns.label, hidden)
         if kind == "choice":

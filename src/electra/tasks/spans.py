@@ -1,6 +1,5 @@
 """Tags that mark spans of words: which scheme they follow, the spans that they mean, span F1."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -122,45 +121,14 @@ def to_bioes(tags: Sequence[str]) -> tuple[str, ...]:
     return to_scheme(tags, "BIOES")
 
 
-def from_bioes(tags: Sequence[str], scheme: Scheme | None) -> tuple[str, ...]:
-    """Predicted tags as the file has them; None: they are no spans and stay as they are."""
-    return tuple(tags) if scheme is None else to_scheme(tags, scheme)
-
-
 def score_spans(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Precision, recall and F1 over the spans of all sentences."""
-    found, given, right = counts(gold, predicted)
-    return rates(found.total(), given.total(), right.total())
-
-
-def score_types(
-    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
-) -> dict[str, dict[str, float]]:
-    """The same for each type of span, with `support`: how many there are."""
-    found, given, right = counts(gold, predicted)
-    return {
-        kind: rates(found[kind], given[kind], right[kind]) | {"support": given[kind]}
-        for kind in sorted(found.keys() | given.keys())
-    }
-
-
-def counts(
-    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
-) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Spans by type: predicted, in the gold tags, and in both."""
-    found, given, right = Counter[str](), Counter[str](), Counter[str]()
+    """Precision, recall and F1 over the spans of all sentences; 0 where there is none to count."""
+    found = given = right = 0
     for ours, theirs in zip(predicted, gold, strict=True):
         guess, truth = spans(ours), spans(theirs)
-        found.update(kind for kind, _, _ in guess)
-        given.update(kind for kind, _, _ in truth)
-        right.update(kind for kind, _, _ in guess & truth)
-    return found, given, right
-
-
-def rates(found: int, given: int, right: int) -> dict[str, float]:
-    """Precision, recall and F1; 0 where there is nothing to divide by."""
+        found, given, right = found + len(guess), given + len(truth), right + len(guess & truth)
     return {
         "precision": right / found if found else 0.0,
         "recall": right / given if given else 0.0,

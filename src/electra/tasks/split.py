@@ -10,6 +10,7 @@ from electra.errors import UserError
 from electra.tasks.examples import Choice, Sentence
 
 SHARE = 0.1
+"""Of the examples, that serve as dev."""
 
 Item = TypeVar("Item")
 Key = Callable[[Any], tuple[str, ...]]
@@ -17,8 +18,14 @@ Key = Callable[[Any], tuple[str, ...]]
 
 
 def set_aside(path: Path, examples: Sequence[Item], key: Key) -> tuple[list[Item], list[Item], str]:
-    """Train, dev and what the user should know, where a file has to serve for both."""
-    train, dev = split_off(examples, key)
+    """Train, dev and what the user should know, where a file has to serve for both.
+
+    Chosen by a hash of the texts: the same for the same examples in any order. Equal texts stay
+    together; the last example of a label stays in train where that leaves a dev.
+    """
+    chosen = choose(examples, key, keep=True) or choose(examples, key, keep=False)
+    train = [e for i, e in enumerate(examples) if i not in chosen]
+    dev = [e for i, e in enumerate(examples) if i in chosen]
     if not dev or not train:
         raise UserError(
             f"'{path}' has too little to set some aside for dev: add to it, or name a folder with "
@@ -39,21 +46,7 @@ def content(example: Sentence | Choice) -> tuple[str, ...]:
     return (example.text,) if example.pair is None else (example.text, example.pair)
 
 
-def split_off(
-    examples: Sequence[Item], key: Key = content, share: float = SHARE
-) -> tuple[list[Item], list[Item]]:
-    """Train and dev, chosen by a hash of the texts: the same for the same examples in any order.
-
-    Equal texts stay together; the last example of a label stays in train where that leaves a dev.
-    """
-    dev = choose(examples, key, share, keep=True) or choose(examples, key, share, keep=False)
-    return (
-        [e for i, e in enumerate(examples) if i not in dev],
-        [e for i, e in enumerate(examples) if i in dev],
-    )
-
-
-def choose(examples: Sequence[Any], key: Key, share: float, *, keep: bool) -> set[int]:
+def choose(examples: Sequence[Any], key: Key, *, keep: bool) -> set[int]:
     """The numbers of the examples that go to dev; `keep` leaves every label one in train."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for number, example in enumerate(examples):
@@ -61,7 +54,7 @@ def choose(examples: Sequence[Any], key: Key, share: float, *, keep: bool) -> se
     labels = [getattr(example, "label", None) for example in examples]
     left = Counter(labels)
     keep = keep and all(isinstance(label, int) for label in labels)
-    wanted = max(1, round(share * len(examples)))
+    wanted = max(1, round(SHARE * len(examples)))
     dev: set[int] = set()
     for texts in sorted(groups, key=text_hash):
         if len(dev) >= wanted:

@@ -9,8 +9,7 @@ from electra.errors import UserError
 from electra.tasks.examples import Answer, Question, Task
 from electra.tasks.folder import find_folder, split_files
 from electra.tasks.split import set_aside
-from electra.tasks.squad_files import ENDINGS, Raw, read_questions
-from electra.tasks.squad_files import Columns as Columns
+from electra.tasks.squad_files import ENDINGS, Columns, Raw, read_questions
 
 LENGTH = 512
 EPOCHS = 2

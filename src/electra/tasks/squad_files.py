@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 from electra.errors import UserError
 from electra.tasks.folder import ending, read_whole
-from electra.tasks.table import Row, Table, no_json, read_table
+from electra.tasks.table import JSON, Row, Table, no_json, read_table
 from electra.text.read import clean
 
-JSON = (".json", ".jsonl", ".ndjson")
 ENDINGS = (*JSON, ".csv", ".tsv", ".tab")
 ANSWERS = ("answer", "answers")
 
@@ -188,7 +187,7 @@ def read_columns(table: Table, columns: Columns) -> Iterator[Raw]:
     for row in table.rows:
         yield Raw(
             where=table.place(row),
-            id=str(row.values.get("id", row.line)),
+            id=table.name(row),
             question=table.text(row, columns.question),
             context=table.text(row, columns.context),
             answers=None if answer is None else row_answers(table, row, answer, columns.start),

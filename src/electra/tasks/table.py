@@ -47,6 +47,11 @@ class Table:
         """Where a row stands, for an error."""
         return f"'{self.path}' line {row.line}"
 
+    def name(self, row: Row) -> str:
+        """Its id, or its line where it has none."""
+        own = row.values.get("id")
+        return str(row.line if own in (None, "") else own)
+
     def need(self, column: str, option: str | None = None) -> None:
         """Refuse a column that is not there; `option` is how the user names another."""
         if column in self.columns:

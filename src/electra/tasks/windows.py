@@ -12,8 +12,6 @@ from electra.tasks.examples import Features, Question
 from electra.text.tokenizer import Vocabulary
 
 BATCH = 1024  # texts tokenised, or questions decoded, at a time: bounds the memory
-LOWEST = -1e9
-"""The score where no answer is left."""
 SPACES = np.array([point for point in range(0x3001) if chr(point).isspace()], dtype=np.uint32)
 
 Ints = npt.NDArray[np.int32]
@@ -41,7 +39,6 @@ class Prediction:
     id: str
     text: str
     """The best one, whatever `null` says; empty only when no span is left."""
-    score: float
     null: float
     """The least of its windows: an answer in one of them is enough."""
     n_best: list[tuple[str, float, float]]
@@ -224,7 +221,6 @@ def decode_answers(
                 Prediction(
                     id=example.id,
                     text=found[0][0] if found else "",
-                    score=found[0][1] if found else LOWEST,
                     null=float(null[number]),
                     n_best=found,
                 )

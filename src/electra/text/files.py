@@ -64,11 +64,3 @@ def is_full(error: BaseException) -> bool:
         return error.errno in FULL
     number = re.search(r"(?:os error|Errno) (\d+)", str(error))  # of safetensors, and of shutil
     return number is not None and int(number[1]) in FULL
-
-
-def disk_full(folder: Path) -> UserError:
-    """The error for a disk without room."""
-    return UserError(
-        f"The disk is full: '{folder}' could not be written; free some space and run the same "
-        "command again, it goes on where it stopped."
-    )

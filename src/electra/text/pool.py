@@ -13,8 +13,6 @@ from typing import Any
 from electra.errors import UserError
 from electra.text.encode import Chunk, Done, Job, encode_chunk, open_encoder
 
-Answer = Done | OSError | UserError
-
 
 def work(job: Job, pipe: Connection) -> None:
     """Encode the chunks that come through the pipe until it closes."""

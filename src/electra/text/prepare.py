@@ -10,7 +10,7 @@ from typing import Any
 
 from electra.errors import UserError
 from electra.text.encode import Chunk, Done, Job, encode_chunk, open_encoder, open_tokenizer
-from electra.text.files import disk_full, is_full
+from electra.text.files import is_full
 from electra.text.pool import Pool
 from electra.text.read import read_chunks
 from electra.text.rows import Layout
@@ -149,7 +149,7 @@ def run(
         chunks = read_chunks(request["inputs"], text_field=request["text_field"], on_bytes=on_bytes)
         for number, texts in enumerate(chunks):
             documents = list(map(str.encode, texts))
-            if earlier := target.known(number, documents, job):
+            if earlier := target.known(number, documents):
                 state = add(replace(state, skipped=state.skipped + 1), earlier, job)
                 target.keep(earlier)
             else:
@@ -171,7 +171,10 @@ def told_plainly(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if is_full(error):
-            raise disk_full(folder) from None
+            raise UserError(
+                f"The disk is full: '{folder}' could not be written; free some space and run the "
+                "same command again, it goes on where it stopped."
+            ) from None
         raise UserError(
             f"'{error.filename or folder}' cannot be used: {error.strerror or error}."
         ) from None

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,9 +15,6 @@ import numpy.typing as npt
 from electra.errors import UserError
 from electra.text.files import file_sha256
 from electra.text.rows import Layout
-from electra.text.shuffle import shuffled
-
-__all__ = ["Shards", "shuffled"]
 
 FORMAT = 1
 INDEX = "index.json"
@@ -59,14 +55,8 @@ class Shards:
     """For each split the number of its rows up to the end of each shard."""
 
     @classmethod
-    def open(
-        cls,
-        folder: Path,
-        *,
-        verify: bool = True,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> "Shards":
-        """Open a prepared folder; `verify` reads it all, `progress` hears (bytes, of all)."""
+    def open(cls, folder: Path) -> "Shards":
+        """Open a prepared folder, after a look at every byte of it."""
         folder = Path(folder)
         index = read_index(folder)
         shards = tuple(Shard(**entry) for entry in index["shards"])
@@ -86,8 +76,7 @@ class Shards:
             },
         )
         found.check_sizes()
-        if verify:
-            found.check_content(progress)
+        found.check_content()
         return found
 
     @property
@@ -133,20 +122,14 @@ class Shards:
             if (size := path.stat().st_size) != shard.rows * wide:
                 raise damaged(path, f"has {size} bytes, not {shard.rows * wide}")
 
-    def check_content(self, progress: Callable[[int, int], None] | None) -> None:
+    def check_content(self) -> None:
         """Refuse files whose bytes are not those that were written."""
-        whole = sum((self.folder / shard.file).stat().st_size for shard in self.shards)
-        done = 0
+        paths = [self.folder / shard.file for shard in self.shards]
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-            paths = [self.folder / shard.file for shard in self.shards]
-            for shard, path, found in zip(
-                self.shards, paths, pool.map(file_sha256, paths), strict=True
-            ):
+            hashes = pool.map(file_sha256, paths)
+            for shard, path, found in zip(self.shards, paths, hashes, strict=True):
                 if found != shard.sha256:
                     raise damaged(path, "was altered after it was written")
-                done += path.stat().st_size
-                if progress:
-                    progress(done, whole)
 
 
 @lru_cache(maxsize=256)  # each map holds a file descriptor, of which a process has few

@@ -124,7 +124,7 @@ class Target:
         """Put the tokenizer beside the shards."""
         save_tokenizer(Tokenizer.from_str(content), self.folder / TOKENIZER, names=names)
 
-    def known(self, number: int, documents: list[bytes], job: Job) -> Done | None:
+    def known(self, number: int, documents: list[bytes]) -> Done | None:
         """The record of this very chunk, if its shard is there and whole."""
         done = self.earlier.get(number)
         if done is None or done.text != chunk_digest(documents):

@@ -80,7 +80,8 @@ def save(
                 mark_energies(partial / name)
             shutil.copytree(run / "tokenizer", partial / name, dirs_exist_ok=True)
         shutil.copyfile(run / "config.yaml", partial / "config.yaml")
-        _write_json(partial / "state.json", dataclasses.asdict(state))
+        text = json.dumps(dataclasses.asdict(state), indent=2)
+        (partial / "state.json").write_text(text + "\n", encoding="utf-8")
         _sync_tree(partial)
         partial.rename(final)
         _sync(final.parent)
@@ -182,10 +183,6 @@ def _readable(checkpoint: Path) -> Iterator[None]:
             f"The checkpoint {checkpoint} cannot be read ({error}); delete that folder to go on "
             "from the one before it."
         ) from None
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def _sync_tree(folder: Path) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from electra.errors import UserError
-from electra.text.shards import Shards, shuffled
+from electra.text.shards import Shards
+from electra.text.shuffle import shuffled
 
 AHEAD = 2
 """Batches that are read before they are asked for."""
@@ -58,7 +60,7 @@ def check_positions(length: int, positions: int) -> None:
         )
 
 
-def rows_at(shards: Shards, position: int, count: int, seed: int) -> np.ndarray:
+def rows_at(shards: Shards, position: int, count: int, seed: int) -> NDArray[np.int32]:
     """`count` rows of the endless stream from `position` on; each epoch has its own order.
 
     The order is a function of (seed, epoch, place), not a stored permutation: to resume, or to
@@ -88,7 +90,7 @@ def stream(
     def fetch(start: int, begun: torch.cuda.Event | None = None) -> Tensor:
         if begun is not None:
             begun.synchronize()
-        rows = torch.from_numpy(rows_at(shards, start, batch, seed).astype(np.int32))
+        rows = torch.from_numpy(rows_at(shards, start, batch, seed))
         return rows.pin_memory() if on_cuda else rows
 
     with ThreadPoolExecutor(1) as reader:
@@ -112,7 +114,7 @@ def held_out_rows(shards: Shards, count: int) -> Tensor:
             "with --held-out above 0."
         )
     places = np.unique(np.linspace(0, total - 1, min(count, total)).astype(np.int64))
-    return torch.from_numpy(shards.gather("held_out", places).astype(np.int32))
+    return torch.from_numpy(shards.gather("held_out", places))
 
 
 def _mix(seed: int, epoch: int) -> int:

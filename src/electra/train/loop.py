@@ -147,9 +147,11 @@ def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
             look_at_held_out(run)
         if state.step % loop.checkpoint_every == 0:
             keep(run, meter)
-    if state.step and stop.signal is None:
+    if not state.step:
+        return
+    if stop.signal is None:
         keep(run, meter)
-    elif stop.signal is not None and state.step:
+    else:
         meter.check()
         checkpoint.save(run.folder, state, run.objective, run.optimizer, pad_id=run.pad_id)
 

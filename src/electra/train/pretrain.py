@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch import nn
 
 from electra.config import flatten, from_yaml, to_dict, to_yaml
 from electra.errors import UserError
 from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
-from electra.models.flops import step_flops
+from electra.models.flops import Work, row_flops, works_of
 from electra.models.simple import FrequencyGenerator
 from electra.objectives.corrupt import slots_for
 from electra.objectives.kinds import build, check_together
@@ -113,11 +114,24 @@ def with_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabular
     return replace(config, model=replace(config.model, vocab_size=vocab.size)), shards, vocab
 
 
-def flops_per_row(config: PretrainConfig) -> int:
-    """Arithmetic of a step for each row, as the hardware does it."""
+def row_works(config: PretrainConfig) -> tuple[Work, ...]:
+    """What the networks do with a row in a step."""
     length, o = config.data.length, config.objective
     slots = slots_for(length, o.top_rate, o.count)
-    return step_flops(config.model, config.generator, length, slots, o.kind)
+    return works_of(o.kind, config.model, config.generator, length, slots)
+
+
+def flops_per_row(config: PretrainConfig) -> int:
+    """Arithmetic of a step for each row, as the hardware does it."""
+    return row_flops(row_works(config), config.data.length)
+
+
+def budget_steps(config: PretrainConfig) -> int | None:
+    """Steps until the budget is spent; None if the clock decides."""
+    data = config.data
+    return parse_budget(config.train.budget).steps(
+        tokens_per_step=data.batch * data.length, flops_per_step=data.batch * flops_per_row(config)
+    )
 
 
 def resume(out: Path, console: Console, data: Path | None = None) -> int:
@@ -173,7 +187,8 @@ def run_loop(
         first = torch.from_numpy(rows_at(shards, position, config.data.batch, config.train.seed))
         dry_run(run, first.to(run.device))
         if not read_metrics(out):
-            run.record.write("event", 0, message="started", parameters=_parameters(run))
+            sizes = parameter_counts(run.objective)
+            run.record.write("event", 0, message="started", parameters=sizes)
         run.view.say(_headline(run, shards))
         batches = stream(shards, config.data.batch, config.train.seed, position, run.device)
         train(run, batches, stop)
@@ -206,23 +221,12 @@ def opened(
     optimizer = PaperAdam(
         groups, betas=optim.betas, eps=optim.eps, clip=optim.clip, kernels=loop.kernels
     )
-    checkpoint.clean(out)
-    state = TrainState(data_digest=shards.digest)
-    record = Record(out)
-    saved = checkpoint.checkpoints(out)
-    if saved:
-        state = checkpoint.restore(saved[-1], objective, optimizer)
-        if state.data_digest != shards.digest:
-            raise UserError(
-                f"{shards.folder} is not the data that {out} was started with: give the same "
-                "shards, or start a new run."
-            )
-    else:
-        count_words(objective, shards)
+    state = restore_last(out, objective, optimizer, shards)
     if loop.kernels and not loop.compile and device.type == "cuda" and dtype == torch.bfloat16:
         fuse_(objective, recompute=loop.recompute)
     elif device.type == "cpu" and not loop.compile:
         lighten_(objective)
+    record = Record(out)
     record.rewind(state.step)
     sample = rows_at(shards, 0, min(4096, shards.rows("train")), config.train.seed)
     with LiveView(console, f"electra pretrain · {config.name} · {out}") as view:
@@ -251,6 +255,24 @@ def opened(
             record.close()
 
 
+def restore_last(
+    out: Path, objective: Objective, optimizer: PaperAdam, shards: Shards
+) -> TrainState:
+    """Put a run back to its last checkpoint; without one it is at its beginning."""
+    checkpoint.clean(out)
+    saved = checkpoint.checkpoints(out)
+    if not saved:
+        count_words(objective, shards)
+        return TrainState(data_digest=shards.digest)
+    state = checkpoint.restore(saved[-1], objective, optimizer)
+    if state.data_digest != shards.digest:
+        raise UserError(
+            f"{shards.folder} is not the data that {out} was started with: give the same shards, "
+            "or start a new run."
+        )
+    return state
+
+
 def count_words(objective: Objective, shards: Shards) -> None:
     """Tell a unigram generator the frequencies of the training text; others need none."""
     generator = getattr(objective, "generator", None)
@@ -258,13 +280,15 @@ def count_words(objective: Objective, shards: Shards) -> None:
         generator.set_counts(torch.from_numpy(token_counts(shards, len(objective.maskable))))
 
 
-def _parameters(run: Run) -> dict[str, int]:
-    parts = {name: list(part.parameters()) for name, part in run.objective.named_children()}
+def parameter_counts(objective: nn.Module) -> dict[str, int]:
+    """Parameters of each network that has some, what they share counted in each."""
+    parts = {name: list(part.parameters()) for name, part in objective.named_children()}
     return {name: sum(p.numel() for p in part) for name, part in parts.items() if part}
 
 
 def _headline(run: Run, shards: Shards) -> str:
-    sizes = ", ".join(f"{name} {n / 1e6:.1f} M" for name, n in _parameters(run).items())
+    counts = parameter_counts(run.objective)
+    sizes = ", ".join(f"{name} {n / 1e6:.1f} M" for name, n in counts.items())
     where = "Resuming at step" if run.state.step else "Starting at step"
     precision = str(run.dtype).removeprefix("torch.")
     return (

@@ -1,11 +1,11 @@
 """What a run leaves to be read: `metrics.jsonl` always, a tracker if one is wanted."""
 
-import json
+import math
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from electra.errors import require
-from electra.text.lines import read_lines
+from electra.text.lines import read_lines, to_json
 
 TrackerName = Literal["none", "tensorboard", "trackio", "wandb"]
 
@@ -27,19 +27,18 @@ class Record:
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """One line: its kind ('train', 'held_out' or 'event'), the step and the figures."""
-        # JSON has no NaN; a figure that is none (an AUC without positives) is written as null
-        clean = {k: None if v != v else v for k, v in values.items()}
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, "step": step, **clean}) + "\n")
+            file.write(to_json({"kind": kind, "step": step, **values}) + "\n")
         if self.tracker and kind != "event":
-            figures = {f"{kind}/{k}": v for k, v in clean.items() if isinstance(v, int | float)}
+            # An AUC without positives is no number
+            figures = {f"{kind}/{k}": v for k, v in values.items() if math.isfinite(v)}
             self.tracker.log(figures, step)
 
     def rewind(self, step: int) -> None:
         """Forget what was recorded after a checkpoint from which the run goes on."""
         kept = [line for line in read_metrics(self.path.parent) if line["step"] <= step]
         partial = self.path.with_name(".metrics.jsonl.partial")
-        partial.write_text("".join(json.dumps(k) + "\n" for k in kept), encoding="utf-8")
+        partial.write_text("".join(to_json(line) + "\n" for line in kept), encoding="utf-8")
         partial.replace(self.path)
 
     def close(self) -> None:

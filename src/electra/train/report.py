@@ -10,7 +10,9 @@ from electra.errors import UserError, require
 from electra.train.live import clock, figures_of, shown
 from electra.train.record import read_metrics
 
-PANELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
+Panel = tuple[str, tuple[tuple[str, str, str], ...]]
+"""Its title, and of each curve the kind of line, the figure and the label."""
+PANELS: tuple[Panel, ...] = (
     ("Generator loss", (("train", "mlm_loss", "training"), ("held_out", "mlm_loss", "held-out"))),
     (
         "Discriminator loss",
@@ -39,7 +41,7 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     ("Gradient norm before clipping", (("train", "gradient_norm", ""),)),
     ("Speed, tokens/s", (("train", "tokens_per_second", ""),)),
 )
-OTHER_PANELS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
+OTHER_PANELS: tuple[Panel, ...] = (
     ("Model loss", (("train", "model_loss", "training"), ("held_out", "model_loss", "held-out"))),
     (
         "Model accuracy, masked positions",
@@ -82,9 +84,7 @@ def series(metrics: list[dict[str, Any]], kind: str, figure: str) -> tuple[list[
     return [step for step, _ in points], [value for _, value in points]
 
 
-def panels_of(
-    metrics: list[dict[str, Any]],
-) -> list[tuple[str, tuple[tuple[str, str, str], ...]]]:
+def panels_of(metrics: list[dict[str, Any]]) -> list[Panel]:
     """The panels that have something to show; a run that has just begun gets empty ones."""
     known = [
         panel
