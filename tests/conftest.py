@@ -1,5 +1,6 @@
 """Fixtures for every room: a small made-up language, a tokenizer, shards, and a tiny recipe."""
 
+import contextlib
 import os
 import random
 import subprocess
@@ -190,6 +191,24 @@ def electra(monkeypatch, capsys):
         code = cli.run_app()
         found = capsys.readouterr()
         return code, found.out, found.err
+
+    return run
+
+
+@pytest.fixture
+def unread(monkeypatch):
+    """Run a command with all output into a pipe that nobody reads; returns the exit code."""
+
+    def run(*arguments: object) -> int:
+        with monkeypatch.context() as patch, contextlib.ExitStack() as opened:
+            patch.setattr(sys, "argv", ["electra", *map(str, arguments)])
+            for name in ("stdout", "stderr"):
+                reader, writer = os.pipe()
+                os.close(reader)
+                opened.enter_context(contextlib.suppress(BrokenPipeError))  # of what it still holds
+                stream = opened.enter_context(open(writer, "w", buffering=1))  # noqa: PTH123
+                patch.setattr(sys, name, stream)
+            return cli.run_app()
 
     return run
 

@@ -37,6 +37,15 @@ def test_one_command_from_files_to_a_model(electra, model_folder, reviews, tmp_p
     assert "done before, and kept: seed 1" in err
 
 
+def test_seeds_are_trained_though_nobody_reads(unread, model_folder, reviews, tmp_path):
+    out = tmp_path / "out"
+    command = ("finetune", model_folder, "classify", *QUICK, "--data", reviews, "--out", out)
+    assert unread(*command, "--seeds", 1) == 0
+    assert unread(*command, "--seeds", 2) == 0  # tells of the seed that was done before
+    assert len((out / "results.jsonl").read_text().splitlines()) == 2
+    assert (out / "model").is_dir()
+
+
 def test_columns_by_name(electra, model_folder, tmp_path):
     rows = [f"{i},{w} bread,{w} cargo,{s}" for i, w in enumerate(("old", "young")) for s in "ab"]
     for split in ("train", "dev"):

@@ -170,6 +170,13 @@ def test_the_command_goes_on_and_prints_the_table(
     assert json.loads(shown) == rows
 
 
+def test_the_figure_is_drawn_though_nobody_reads_the_table(unread, data, done, model_folder):
+    out, _, _ = done
+    (out / "glue.png").unlink(missing_ok=True)
+    assert unread("glue", model_folder, *QUICK, "--data", data, "--out", out, "--seeds", 2) == 0
+    assert (out / "glue.png").is_file()
+
+
 def test_without_matplotlib_there_is_all_but_the_figure(
     electra, data, done, model_folder, monkeypatch
 ):

@@ -288,6 +288,11 @@ def test_the_command(electra, tuned, tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"x.txt", "y.jsonl"}  # no temporary file
 
 
+def test_answers_that_nobody_reads_are_not_looked_for(unread, tuned, tmp_path):
+    (tmp_path / "x.txt").write_text("the old bread\n")
+    assert unread("predict", tuned, tmp_path / "x.txt") == 141
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

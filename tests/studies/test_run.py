@@ -347,6 +347,12 @@ def test_arms_that_differ_in_the_generator_need_one(refused, command):
     assert "differ in their generators; objective.kind=mlm has none" in refused(*words)
 
 
+def test_a_study_is_done_though_nobody_reads(unread, command, tmp_path):
+    words = command("tying", "--arms", "none", score="blimp", budget="4e8flops")
+    assert unread(*words) == 0
+    assert "| none |" in (tmp_path / "study" / "page.md").read_text()
+
+
 def test_the_list(electra):
     code, shown, _ = electra("study")
     assert code == 0

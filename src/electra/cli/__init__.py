@@ -12,6 +12,8 @@ from electra.text.files import is_full
 
 NO_MEMORY = ("allocate memory", "out of memory")
 """What torch says of the CPU and of a GPU."""
+NO_READER = 141
+"""The exit code of a process that SIGPIPE ended, as a shell gives it."""
 
 app = typer.Typer(
     name="electra",
@@ -78,8 +80,6 @@ def run_app() -> int:
         return fail(str(error), 2)
     except KeyboardInterrupt:
         return fail("stopped.", 130)
-    except BrokenPipeError:
-        return 1
     except Exception as error:
         if is_full(error):
             return fail("the disk is full: free some space and run the same command again.", 2)
@@ -93,5 +93,8 @@ def run_app() -> int:
         # Typer's silent answer to Ctrl-C; a run that stopped politely has said so itself.
         if isinstance(getattr(leaving.__context__, "__cause__", None), KeyboardInterrupt):
             return fail("stopped.", 130)
+        # Typer's and rich's silent answer to a reader that left, as head does.
+        if isinstance(leaving.__context__, BrokenPipeError):
+            return NO_READER
         return leaving.code if isinstance(leaving.code, int) else 1
     return 0

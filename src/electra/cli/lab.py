@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from electra.cli.console import consoles, warn
+from electra.cli.console import consoles, lasting, warn
 from electra.cli.train import Json, Settings
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def flops(
         _show_recipe(found)
 
 
+@lasting()
 def study(
     name: Annotated[
         str | None,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from electra.cli.console import consoles, warn
+from electra.cli.console import consoles, lasting, warn
 
 tokenizer_app = typer.Typer(
     help="Make a tokenizer for your text, or look at how well one fits it.", no_args_is_help=True
@@ -47,6 +47,7 @@ TextField = Annotated[
 
 
 @tokenizer_app.command("train")
+@lasting()
 def tokenizer_train(
     inputs: Inputs,
     out: Annotated[Path, typer.Option(help="The folder to write the tokenizer to.")],
@@ -140,6 +141,7 @@ def tokenizer_inspect(
     warn(report.warnings)
 
 
+@lasting()
 def prepare(
     inputs: Inputs,
     tokenizer: Annotated[

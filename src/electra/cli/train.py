@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from electra.cli.console import consoles
+from electra.cli.console import consoles, lasting
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Settings = Annotated[
@@ -39,6 +39,7 @@ def recipes(
     typer.echo(to_yaml(override(recipe(name), settings or [])), nl=False)
 
 
+@lasting()
 def pretrain(
     name: Annotated[
         str | None,
@@ -131,6 +132,7 @@ def evaluate(
     consoles()[0].print(table)
 
 
+@lasting()
 def report(
     run: Annotated[Path, typer.Argument(help="A run.")],
     out: Annotated[

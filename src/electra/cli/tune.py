@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from electra.cli.console import consoles, warn
+from electra.cli.console import consoles, lasting, warn
 from electra.cli.train import Json
 from electra.cli.use import Model
 
@@ -73,6 +73,7 @@ def read_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+@lasting()
 def finetune(
     model: Model,
     task: Annotated[str, typer.Argument(help=TASKS)],
@@ -129,6 +130,7 @@ def finetune(
     typer.echo(f"The best seed's model: {out / 'model'}")
 
 
+@lasting()
 def glue(
     model: Model,
     settings: Settings = None,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from electra.cli.console import consoles
+from electra.cli.console import consoles, lasting
 from electra.cli.train import Json
 
 Model = Annotated[
@@ -85,6 +85,7 @@ def score(
             typer.echo(f"{found:10.3f}  {line}")
 
 
+@lasting()
 def demo(
     out: Annotated[Path, typer.Option(help="The folder to work in.")] = Path("demo"),
     budget: Annotated[

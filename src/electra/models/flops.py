@@ -17,6 +17,8 @@ class Work:
 
     sizes: EncoderConfig
     """Its encoder."""
+    towers: int = 1
+    """Encoders of these sizes on the same embeddings; a word is scored from the states of all."""
     words: int = 0
     """Positions for which it scores the whole vocabulary."""
     verdicts: int = 0
@@ -40,9 +42,9 @@ def forward_flops(work: Work, length: int) -> int:
     """Forward arithmetic of one row through a network, heads included."""
     sizes = work.sizes
     h, e = sizes.hidden, sizes.embedding
-    words = work.words * 2 * (h * e + e * sizes.table_rows)
+    words = work.words * 2 * (work.towers * h * e + e * sizes.table_rows)
     verdicts = work.verdicts * 2 * (h * h + h)
-    return encoder_flops(sizes, length) + words + verdicts
+    return work.towers * encoder_flops(sizes, length) + words + verdicts
 
 
 def row_flops(works: Iterable[Work], length: int) -> int:
@@ -68,7 +70,7 @@ def works_of(
     same = kind == "two-stage" and (generator.width, generator.depth) == (1, 1)  # in each width
     fill = Work(sizes=model if same else generator_sizes(model, generator), words=slots)
     if kind == "electric":  # two towers read the whole text; together they predict every word
-        return replace(fill, words=length), replace(fill, words=0), kept
+        return replace(fill, words=length, towers=2), kept
     if kind == "two-stage":  # half of the steps each
         frozen = replace(fill, share=0.5, trained=False)
         return replace(fill, share=0.5), frozen, replace(kept, share=0.5)

@@ -36,19 +36,22 @@ def layer_flops(sizes: EncoderConfig, length: int) -> int:
 
 
 def lookup_flops(sizes: EncoderConfig, length: int) -> int:
-    """Forward operations of one token before the first layer."""
+    """Forward operations of one token's embedding."""
     e = sizes.embedding
     found = 2 * e * (sizes.vocab_size + length + 2)  # token, position and segment, all one-hot
-    found += e * (2 + LAYER_NORM + DROPOUT)
-    if e != sizes.hidden:
-        found += 2 * e * sizes.hidden + sizes.hidden
-    return found
+    return found + e * (2 + LAYER_NORM + DROPOUT)
 
 
-def word_flops(sizes: EncoderConfig) -> int:
-    """Forward operations of one prediction over the vocabulary."""
+def projection_flops(sizes: EncoderConfig) -> int:
+    """Forward operations of one token between its embedding and the first layer."""
+    e, h = sizes.embedding, sizes.hidden
+    return 2 * e * h + h if e != h else 0
+
+
+def word_flops(sizes: EncoderConfig, towers: int) -> int:
+    """Forward operations of one prediction over the vocabulary, from one state or two."""
     h, e, vocabulary = sizes.hidden, sizes.embedding, sizes.vocab_size
-    dense = 2 * h * e + e * (1 + ACTIVATION + LAYER_NORM)
+    dense = 2 * towers * h * e + e * (1 + ACTIVATION + LAYER_NORM)
     return dense + vocabulary * (2 * e + SOFTMAX + 2)
 
 
@@ -61,8 +64,9 @@ def verdict_flops(sizes: EncoderConfig) -> int:
 def paper_forward_flops(work: Work, length: int) -> int:
     """Forward operations of one row through a network, heads included."""
     sizes = work.sizes
-    per_token = sizes.layers * layer_flops(sizes, length) + lookup_flops(sizes, length)
-    heads = work.words * word_flops(sizes) + work.verdicts * verdict_flops(sizes)
+    tower = projection_flops(sizes) + sizes.layers * layer_flops(sizes, length)
+    per_token = work.towers * tower + lookup_flops(sizes, length)
+    heads = work.words * word_flops(sizes, work.towers) + work.verdicts * verdict_flops(sizes)
     return length * per_token + heads
 
 
