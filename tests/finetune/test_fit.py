@@ -17,7 +17,7 @@ from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig, resolve
 from electra.finetune.stack import Noise, stack, unstack_
 from electra.finetune.trial import unscale_
-from electra.models.encoder import Encoder, EncoderConfig
+from electra.models.encoder import Attention, Encoder, EncoderConfig
 from electra.models.heads import TaskModel, build_head
 from electra.tasks.examples import IGNORED, Task
 from electra.tasks.load import load_task
@@ -162,6 +162,37 @@ def test_the_layers_move_at_their_rates(made):
     assert moved.keys() == wanted.keys()
     for part, factor in wanted.items():
         assert moved[part] == pytest.approx(1e-4 * factor * 0.1 / 0.001**0.5, rel=0.01), part
+
+
+@pytest.mark.parametrize(
+    ("decay", "clip", "correction"), [(3.0, 1.0, False), (0.0, 1e-5, False), (0.0, 1.0, True)]
+)
+def test_the_settings_of_the_optimizer_are_used(decay, clip, correction, made):
+    """One step at one rate for all: the head's weights by hand."""
+    given = {"weight_decay": decay, "clip": clip, "bias_correction": correction}
+    settings = config(layer_decay=1.0, epochs=1, batch=8, warmup=0.0, **given)
+    before = network(0, "classify")
+    for module in before.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        elif isinstance(module, Attention):
+            module.dropout = 0.0
+    features = made("classify", 8)
+    after = train([before], features, "classify", [0], settings).state_dict()
+    for ids, first, label in zip(features.ids, features.first, features.target, strict=True):
+        row = torch.from_numpy(ids).long()[None]
+        segments = (torch.arange(len(ids)) >= first).long()[None]
+        logits = before.head(before.encoder(row, segments), torch.ones_like(row).bool())
+        (-logits.log_softmax(-1)[0, label]).backward()
+    norm = torch.stack([p.grad.norm() for p in before.parameters()]).norm()
+    for name, p in before.head.named_parameters():
+        gradient = p.grad / max(1.0, norm.item() / clip)
+        mean, square = (
+            (gradient, gradient**2) if correction else (0.1 * gradient, 1e-3 * gradient**2)
+        )
+        update = mean / (square.sqrt() + 1e-6) + (decay * p if p.ndim > 1 else 0.0)
+        moved = (after[f"head.{name}"][0] - p).detach()
+        torch.testing.assert_close(moved, -1e-3 * update.detach(), rtol=1e-2, atol=2e-6)
 
 
 def test_the_rate_rises_from_zero(made):

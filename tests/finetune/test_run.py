@@ -1,27 +1,32 @@
 """`finetune`: a line per seed, nothing lost in a crash, nothing mixed up, the best model kept."""
 
+import itertools
 import json
 import random
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from electra.errors import UserError
 from electra.finetune import trial as room
-from electra.finetune.judge import failed, labelled, score
+from electra.finetune.judge import answers, encode, failed, labelled, score
 from electra.finetune.predict import predict
 from electra.finetune.results import add_result, read_results, summary
 from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig
 from electra.hub.heads import TaskCard, load_task_model
-from electra.tasks.examples import Answer, Question, Tagged, Task
+from electra.models.encoder import Encoder, EncoderConfig
+from electra.tasks.examples import Answer, Choice, Question, Sentence, Tagged, Task
 from electra.tasks.load import load_task
+from electra.tasks.windows import cut_windows
+from electra.text.tokenizer import load_tokenizer, load_vocabulary
 
 # One step: the results differ from seed to seed, and nobody waits for them.
 ONE_STEP = {"epochs": 0.1, "batch": 24, "warmup": 0.0}
@@ -121,6 +126,13 @@ def test_how_many_at_once_does_not_change_the_results(start, tmp_path):
         alone, together = (read_lines(tmp_path / out / place) for out in ("alone", "together"))
         for one, two in zip(alone, together, strict=True):
             assert two["probabilities"] == pytest.approx(one["probabilities"], abs=1e-3)
+
+
+def test_seeds_that_train_together_share_the_time(start, monkeypatch):
+    monkeypatch.setattr(room.time, "monotonic", itertools.count().__next__)
+    found = start([0, 1], at_once=2, **ONE_STEP)
+    assert [r["training_seconds"] for r in found] == [0.5, 0.5]
+    assert [r["seconds"] for r in found] == [1.0, 1.5]  # a look at the clock is a second
 
 
 def test_results_of_other_hardware_settings_stand_side_by_side(start, fitted):
@@ -320,6 +332,19 @@ def test_a_seed_that_never_answers_is_flagged():
     assert failed(task, records, metrics)
 
 
+def test_a_seed_that_only_lacks_the_threshold_is_not_flagged():
+    questions = [qa(number % 2 == 0, number) for number in range(6)]
+    task = Task(name="squad2", kind="qa", metric="f1", splits={"dev": questions})
+    card = TaskCard(name="squad2", kind="qa", maybe_none=True)
+    records = [
+        {"id": q.id, "answer": q.answers[0].text if q.answers else "x", "null": 8.0 + q.impossible}
+        for q in questions
+    ]
+    metrics = score(task, card, questions, records)
+    assert (metrics["f1"], metrics["best_f1"]) == (0.5, 1.0)
+    assert not failed(task, records, metrics)
+
+
 def test_questions_of_other_splits_may_have_the_same_ids():
     """In tables of your own an id is the number of a line."""
     dev = [qa(number % 2 == 0, number) for number in range(6)]
@@ -368,6 +393,61 @@ def test_a_labelled_test_split_is_scored_beside_dev(start, reviews, tmp_path):
     assert {"test_matthews", "test_f1"} <= result.keys()
 
 
+def test_the_card_has_every_setting_that_it_names():
+    given = {"head": "transformers", "dropout": 0.3, "length": 99, "stride": 7}
+    given |= {"longest_question": 9, "longest_answer": 5, "beam": 3}
+    task = Task(name="qa", kind="qa", splits={"train": [qa(True, 0)]})
+    card = room.make_card(task, FinetuneConfig(**given))
+    same = {f.name for f in fields(TaskCard)} & {f.name for f in fields(FinetuneConfig)}
+    assert same == {*given, "pool"}
+    assert {name: getattr(card, name) for name in given} == given
+
+
+def test_the_card_knows_whether_two_texts_are_read():
+    one = Sentence(id="0", text="a", pair=None, label=0)
+    found = [
+        room.make_card(Task(name="x", kind=kind, splits={"train": [example]}), FinetuneConfig())
+        for kind, example in (
+            ("classify", one),
+            ("classify", replace(one, pair="b")),
+            ("choice", Choice(id="0", text="a", options=("b", "c"))),
+        )
+    ]
+    assert [card.pairs for card in found] == [False, True, True]
+
+
+def test_pairs_are_swapped_in_training_alone(tokenizer_folder):
+    pairs = [Sentence(id=str(n), text="the old", pair="bread", label=n % 2) for n in range(4)]
+    splits = {"train": pairs, "dev": pairs, "test": pairs}
+    task = Task(name="mrpc", kind="classify", labels=("0", "1"), splits=splits, swap=True)
+    start = room.Start(
+        folder=tokenizer_folder,
+        encoder=Encoder(EncoderConfig(layers=1, hidden=16, embedding=16)),
+        tokenizer=load_tokenizer(tokenizer_folder),
+        vocab=load_vocabulary(tokenizer_folder),
+    )
+    config = FinetuneConfig(length=16, epochs=1)
+    trial = room.Trial.begin(start, task, config, torch.device("cpu"), {})
+    found = {split: len(rows.ids) for split, rows in trial.features.items()}
+    assert found == {"train": 8, "dev": 4, "test": 4}
+
+
+def test_the_card_says_how_long_questions_and_answers_are(tokenizer_folder):
+    kit = load_tokenizer(tokenizer_folder), load_vocabulary(tokenizer_folder)
+    question = replace(qa(False, 0), question="old old old", context="the " * 20)
+    sizes = {"length": 16, "longest_question": 2, "longest_answer": 3, "stride": 2}
+    card = TaskCard(name="qa", kind="qa", **sizes)
+    features = encode(card, [question], *kit)
+    assert set(features.first) == {4}  # [CLS] old old [SEP]
+    assert len(features.ids) == len(list(cut_windows(20, 16 - 4 - 1, 2)))
+    rows = len(features.ids)
+    for extra, text in ((2, "the the the"), (3, "")):
+        found = {"starts": np.full((rows, 1), 4), "ends": np.full((rows, 1, 1), 4 + extra)}
+        found |= {"start_scores": np.zeros((rows, 1)), "end_scores": np.zeros((rows, 1, 1))}
+        (record,) = answers(card, features, [question], found | {"null": np.zeros(rows)})
+        assert record["answer"] == text
+
+
 def test_what_can_be_scored():
     assert labelled("qa", [qa(True, 0), qa(False, 1)])
     assert not labelled("qa", [replace(qa(False, 0), answers=())])
@@ -403,8 +483,14 @@ def test_values_that_are_all_the_same_leave_nothing_behind(model_folder, quick, 
 
 @pytest.mark.parametrize("head", ["paper", "transformers"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_questions_are_learned(head, precision, model_folder, quick, tmp_path, console):
+def test_questions_are_learned(
+    head, precision, model_folder, quick, tmp_path, console, monkeypatch
+):
     """'where is bread': the word behind 'bread' is the answer; some contexts have none."""
+    beams, infer = [], room.infer
+    monkeypatch.setattr(
+        room, "infer", lambda *given, **more: beams.append(more["beam"]) or infer(*given, **more)
+    )
     rng = random.Random(0)
     names = ("old", "young", "tired", "proud", "clever", "quiet")
     for split, count in (("train", 60), ("dev", 20)):
@@ -421,6 +507,7 @@ def test_questions_are_learned(head, precision, model_folder, quick, tmp_path, c
     task = load_task("qa", tmp_path)
     config = replace(quick, head=head, epochs=2, beam=4, precision=precision, at_once=2)
     results = finetune(str(model_folder), task, tmp_path / "out", [0, 1], config, console)
+    assert beams == [4]
     for result in results:
         assert {"f1", "exact_match", "best_f1", "best_f1_threshold"} <= result.keys()
         assert result["score"] == result["f1"]

@@ -1,5 +1,7 @@
 """Several seeds in one network: what each computes is what it computes alone."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -127,6 +129,15 @@ def test_noise_depends_on_the_seed_and_not_on_its_company():
     assert not torch.equal(alone.bytes, before)  # the first draw again, not the fourth
 
 
+def test_bytes_stay_where_they_are_when_a_shorter_step_draws():
+    """The graphs of CUDA remember the place."""
+    noise = Noise([0, 1], CPU)
+    noise.draw(64)
+    place = noise.bytes.data_ptr()
+    noise.draw(16)
+    assert noise.bytes.data_ptr() == place
+
+
 def test_dropout_drops_its_share_and_keeps_the_mean():
     noise = Noise([0, 1], CPU)
     noise.draw(200_000)
@@ -146,6 +157,16 @@ def test_the_highest_rates_of_dropout_leave_something():
     found = StackedDropout(0.9999, noise).train()(torch.ones(1, 2000))
     assert found.isfinite().all()
     assert found.any()
+
+
+def test_every_place_keeps_its_rate_of_dropout():
+    encoder = Encoder(replace(CONFIG, dropout=0.25, attention_dropout=0.5))
+    head = build_head("classify", encoder, 3, dropout=0.125)
+    whole = stack([TaskModel(encoder, head)], Noise([0], CPU))
+    found = {n: m.threshold for n, m in whole.named_modules() if isinstance(m, StackedDropout)}
+    rates = {n: (64, 128, 32)[("attention" in n) + 2 * n.startswith("head")] for n in found}
+    assert found == rates
+    assert len(found) == 1 + 2 * 2 + 1  # embeddings, two in each layer, head
 
 
 def test_attention_with_dropout_has_the_mean_of_the_one_without():

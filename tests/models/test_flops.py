@@ -14,9 +14,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from electra import cli
-from electra.models.electra import Generator, GeneratorConfig, build_pair, generator_sizes
+from electra.models.electra import (
+    Discriminator,
+    Generator,
+    GeneratorConfig,
+    build_pair,
+    generator_sizes,
+)
 from electra.models.encoder import Encoder, EncoderConfig
-from electra.models.flops import Work, encoder_flops, row_flops, works_of
+from electra.models.flops import Work, encoder_flops, forward_flops, row_flops, works_of
 from electra.models.paper_flops import (
     BERT_BASE,
     ELECTRA_SMALL,
@@ -209,6 +215,9 @@ def test_inference_agrees_with_torch():
     with counted() as counter, torch.no_grad():
         encoder(ids, torch.zeros_like(ids))
     assert counter.get_total_flops() == encoder_flops(TINY, 96)
+    with counted() as counter, torch.no_grad():
+        Discriminator(encoder)(ids, torch.zeros_like(ids))
+    assert counter.get_total_flops() == forward_flops(Work(sizes=TINY, verdicts=96), 96)
 
 
 def test_objectives_cost_what_their_networks_do():

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from electra.objectives import corrupt
 from electra.objectives.corrupt import (
     choose_positions,
     mask_counts,
@@ -104,6 +105,16 @@ def test_a_rate_that_a_graph_reads_gives_the_same_masks():
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+def test_a_rate_below_the_highest_masks_as_many_as_it_would_alone():
+    for length in range(3, 70):
+        ids, real = torch.full((1, length), 9), torch.ones(1, length, dtype=torch.bool)
+        alone, below = (
+            mask_tokens(ids, real, MASKABLE, MASK, rate=0.15, top_rate=top).drawn.sum()
+            for top in (0.0, 0.5)
+        )
+        assert alone == below, length
+
+
 def test_85_percent_are_shown_as_mask():
     torch.manual_seed(0)
     ids = torch.randint(5, 50, (2000, 128))
@@ -201,6 +212,15 @@ def test_no_gradient_and_never_an_id_of_probability_zero():
     samples = sample_tokens(masked, 1.0)
     assert not samples.requires_grad
     assert samples.max() == 3
+
+
+def test_the_largest_and_the_smallest_random_number_hit_a_weight(monkeypatch):
+    weights = torch.rand(5000, 7) * (torch.rand(5000, 7) < 0.7)
+    weights[:, 3] += 1e-3
+    for height in (0.0, 1 - 2**-24):
+        monkeypatch.setattr(torch, "rand", lambda *_, height=height, **__: torch.tensor(height))
+        found = corrupt.draw(weights)
+        assert (weights.gather(1, found[:, None]) > 0).all()
 
 
 def test_put_takes_the_larger_of_two():

@@ -26,18 +26,23 @@ def chance(score: float) -> float:
     return 1 / (1 + math.exp(-score))
 
 
-def test_masked_positions_alone_against_a_slow_reference(make, batch, ask):
-    objective = make("rtd-masked")
+@pytest.mark.parametrize("draw", ["distinct", "repeated"])
+def test_masked_positions_alone_against_a_slow_reference(draw, make, batch, ask):
+    """A position that was drawn twice is two predictions and one verdict."""
+    objective = make("rtd-masked", draw=draw, mask_rate=0.3)
     masked, outcome, sums = ask(objective, batch)
     logits = objective.generator(masked.inputs, batch.segments, batch.real, masked.positions)
     scores = objective.discriminator(outcome.corrupted, batch.segments, batch.real)
-    mlm, detection, labels, flags = [], [], [], []
+    mlm, detection, labels, flags, judged = [], [], [], [], set()
     for row in range(len(batch.ids)):
         for slot in range(masked.positions.shape[1]):
             if masked.drawn[row, slot]:
                 place = int(masked.positions[row, slot])
                 true = batch.ids[row, place]
                 mlm.append(-math.log(logits[row, slot].detach().double().softmax(0)[true]))
+                if (row, place) in judged:
+                    continue
+                judged.add((row, place))
                 fake = bool(outcome.corrupted[row, place] != true)
                 p = chance(scores[row, place].item())
                 detection.append(-math.log(p if fake else 1 - p))
@@ -51,6 +56,7 @@ def test_masked_positions_alone_against_a_slow_reference(make, batch, ask):
     assert figures["precision"] == pytest.approx(precision_score(labels, flags, zero_division=0))
     assert figures["replaced_rate"] == pytest.approx(sum(labels) / int(batch.real.sum()))
     assert outcome.judged.sum() == len(labels)
+    assert (len(labels) < len(mlm)) == (draw == "repeated")
 
 
 def test_positions_that_were_not_masked_teach_nothing(make, batch, ask):

@@ -68,11 +68,13 @@ def test_noise_that_is_the_true_token_is_noise(make, batch, ask):
     objective = make("electric")
     with torch.no_grad():
         objective.generator.bias[9] = 1e3  # always this token
-    masked, outcome, _ = ask(
+    masked, outcome, sums = ask(
         objective, batch._replace(ids=torch.where(batch.ids > 4, 9, batch.ids))
     )
     assert torch.equal(outcome.replaced.sum(1), masked.drawn.sum(1))
     assert (outcome.replaced.sum(1) > 0).all()
+    right = torch.where(outcome.replaced, outcome.scores, -outcome.scores).sigmoid()
+    assert sums["detection_loss"] == pytest.approx(-right.log()[outcome.judged].sum().item())
 
 
 def test_the_odds_before_anything_is_read():

@@ -1,5 +1,7 @@
 """Every objective: what must not be put together, the mask rate, micro-batches, no surprises."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from electra.config import override
 from electra.errors import UserError
+from electra.models.encoder import Encoder
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked, slots_for
 from electra.objectives.kinds import KINDS
@@ -31,6 +34,7 @@ from electra.recipes import recipe
         ("objective.mask_random=0.1", "objective.kind=mlm"),
         ("objective.kind=mlm objective.mask_random=0.2", "the sum of these last two"),  # 0.85 + 0.2
         ("objective.mask_rate_end=1.5", "mask_rate_end is a share"),
+        ("objective.mask_rate_end=1", "mask_rate_end is a share"),
         ("objective.kind=electric generator.kind=unigram", "unigram one has nothing to learn"),
         ("objective.kind=adversarial generator.kind=uniform", "uniform one has nothing to learn"),
         ("objective.kind=electric generator.share=all", "two towers"),
@@ -75,17 +79,18 @@ def test_all_weights_tied_with_different_sizes_is_refused(make):
 def test_the_mask_rate_is_a_function_of_progress(first, last, progress):
     c = ObjectiveConfig(mask_rate=first, mask_rate_end=last)
     assert c.rate_at(0) == first
-    assert c.rate_at(1) == pytest.approx(last)
+    assert c.rate_at(1) == c.rate_at(1.5) == pytest.approx(last)  # a clock may run over
     assert c.rate_at(progress) == pytest.approx((1 - progress) * first + progress * last)
     assert c.top_rate == max(first, last)
     assert ObjectiveConfig(mask_rate=first).rate_at(progress) == first
 
 
-def test_a_changing_rate_masks_so_many_in_slots_that_stay(make, batch):
-    objective = make("rtd", mask_rate=0.5, mask_rate_end=0.1).train()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_changing_rate_masks_so_many_in_slots_that_stay(kind, make, batch):
+    objective = make(kind, mask_rate=0.5, mask_rate_end=0.1).train()
     reals = batch.real.sum(1)
     for progress, rate in ((0.0, 0.5), (0.5, 0.3), (1.0, 0.1)):
-        assert not objective.reach(progress)
+        assert objective.reach(progress) == (kind == "two-stage" and progress == 0.5)
         masked = objective.mask(batch)
         assert masked.positions.shape[1] == slots_for(40, 0.5, "round")
         wanted = (reals * rate).round()
@@ -136,3 +141,55 @@ def test_padding_changes_nothing(kind, make, batch, ask):
     after = ask(objective, other)[1]
     assert after.loss.item() == pytest.approx(before.loss.item(), rel=1e-5)
     torch.testing.assert_close(after.sums, before.sums, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "generator"),
+    [
+        *((kind, "transformer") for kind in KINDS),
+        *((kind, "unigram") for kind in ("rtd", "rtd-masked", "replace-mlm", "all-tokens-mlm")),
+    ],
+)
+def test_every_encoder_begins_as_the_setting_says(kind, generator, make, monkeypatch):
+    started = []
+    monkeypatch.setattr("electra.models.electra.look_at_neighbours_", started.append)
+    objective = make(kind, model={"start": "neighbours"}, generator={"kind": generator})
+    assert set(started) == {m for m in objective.modules() if isinstance(m, Encoder)}
+    started.clear()
+    make(kind, generator={"kind": generator})
+    assert not started
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "electric"])
+def test_every_network_goes_by_the_documents(kind, stage, make, batch, ask):
+    objective, seen = make(kind), []
+    objective.reach(0.0 if stage == 1 else 0.6)
+    for module in objective.modules():
+        if isinstance(module, Encoder):
+            module.register_forward_pre_hook(lambda _, given: seen.append(given[2]))
+    documents = torch.where(batch.real, batch.segments, 1 << 20)
+    ask(objective, batch._replace(seen=documents))
+    assert seen
+    assert all(given is documents for given in seen)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_without_words_does_no_harm(kind, make, batch, ask):
+    objective = make(kind)
+    _, outcome, sums = ask(objective, batch._replace(ids=torch.where(batch.real, 3, 0)))
+    outcome.loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in objective.parameters())
+    assert all(math.isfinite(value) for value in objective.summarise(sums).values())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mlm"])
+def test_a_sample_is_the_true_token_or_a_replacement(kind, make, batch, ask):
+    """Also in rows that do not use all their slots."""
+    objective = make(kind)
+    objective.reach(0.6)
+    with torch.no_grad():
+        objective.generator.bias[9] += 4  # often this token, which is mostly the true one
+    _, _, sums = ask(objective, batch._replace(ids=torch.where(batch.ids > 4, 9, batch.ids)))
+    assert min(sums["sampled_true"], sums["replaced"]) > 0
+    assert sums["sampled_true"] + sums["replaced"] == sums["masked"]

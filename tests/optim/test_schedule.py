@@ -45,6 +45,26 @@ def test_sequential_reaches_the_whole_peak():
     assert rate(0.1) == pytest.approx(0.9)
 
 
+@pytest.mark.parametrize(("schedule", "left"), [("product", 0.6), ("sequential", 0.6 / 0.9)])
+def test_the_fall_has_its_power(schedule, left):
+    for power in (0.0, 0.5, 2.0):
+        found = rate(0.4, schedule=schedule, decay_power=power)
+        assert found == pytest.approx(left**power)
+
+
 def test_a_warmup_below_zero_is_refused():
     with pytest.raises(UserError, match=r"optim\.warmup is a number of steps"):
         OptimConfig(warmup=-1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"betas": betas} for betas in ((0.9, 1.0), (1.0, 0.9), (-0.1, 0.9))),
+        *({name: 0.0} for name in ("clip", "eps")),
+        *({name: -1e-9} for name in ("lr", "decay_power", "weight_decay")),
+    ],
+)
+def test_impossible_settings_are_refused(settings):
+    with pytest.raises(UserError, match=rf"optim\.{next(iter(settings))}|and optim\.eps"):
+        OptimConfig(**settings)

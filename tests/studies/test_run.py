@@ -240,6 +240,18 @@ def test_a_score_of_its_own_stays_beside_one_that_is_taken_over(
     assert results(tmp_path / "study")[-1]["scores"].keys() == {"words0", "blimp"}
 
 
+def test_a_score_that_is_taken_over_replaces_one_of_other_pairs(
+    electra, command, started, tmp_path
+):
+    for pairs in (2, 3):
+        asked = ("--arms", "all", "--blimp-pairs", pairs)
+        words = partial(command, "tying", *asked, score="blimp", budget="4e8flops")
+        assert electra(*words(out="part"))[0] == 0
+        assert electra(*words("--reuse", tmp_path / "part"))[0] == 0
+        assert started == ["all-0"]
+        assert results(tmp_path / "study")[-1] == results(tmp_path / "part")[-1]
+
+
 def test_all_objectives_are_scored_by_the_network_that_is_kept(
     electra, command, tmp_path, monkeypatch
 ):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from electra.errors import UserError
+from electra.finetune import probe
 from electra.finetune.settings import FinetuneConfig
 from electra.studies.named import STUDIES, find_study
 from electra.studies.score import Probed, Tuned, first_pairs, headline, open_sources
@@ -34,7 +35,7 @@ def made_results(study, seeds=2, **scores):
             "tokens": 5e6,
             "flops": arm.share * 1e12,
             "paper_flops": arm.share * 2e12,
-            "seconds": 3.0,
+            "seconds": 2.0 + 2.0 * seed,
             "scores": {
                 name: {"score": value - 0.01 * place + 0.02 * seed, "failed": [1] * seed}
                 for name, value in scores.items()
@@ -75,6 +76,14 @@ def test_the_numbers_of_bars(tmp_path, console):
     assert "Seeds of pre-training: 0, 1." in page
     assert "```bash\nelectra x\n```" in page
     assert "These are two measures" in page
+
+
+def test_without_the_first_arm_there_is_nothing_to_subtract(tmp_path, console):
+    study = find_study("objectives", SCALES["tiny"])
+    results = [r for r in made_results(study, blimp=0.6) if r["arm"] != "ELECTRA"]
+    page = written(study, results, [Probed(PAIRS)], tmp_path, console, cells=10)
+    assert "| BERT | 57.0 | 1.4 | 56.0 | 58.0 | 2 | 82.2 |\n" in page
+    assert "minus" not in page
 
 
 def test_one_score_needs_no_table_of_tasks(tmp_path, console):
@@ -160,6 +169,15 @@ def test_the_median_of_the_fine_tuning_seeds(tmp_path, console, monkeypatch):
     found = TASKS[0].ask(tmp_path, console)
     assert (found["score"], found["highest"], found["failed"]) == (0.4, 0.5, [1])
     assert found["origin"] == TASKS[0].origin
+
+
+def test_every_pair_counts_the_same(tmp_path, console, monkeypatch):
+    found = [
+        probe.Probed(phenomenon=n, accuracy=a, pairs=c) for n, a, c in (("a", 1, 8), ("b", 0, 2))
+    ]
+    monkeypatch.setattr("electra.studies.score.locate", lambda *_: tmp_path / "discriminator")
+    monkeypatch.setattr("electra.studies.score.probe", lambda *_, **__: found)
+    assert Probed(PAIRS).ask(tmp_path, console)["score"] == pytest.approx(0.8)
 
 
 def test_sources(tmp_path):

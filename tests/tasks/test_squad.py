@@ -36,6 +36,7 @@ def test_squad(tmp_path):
     assert [(a.text, a.start) for a in second.answers] == [("The barn", 31)]
     assert (task.kind, task.metric, task.length, task.epochs) == ("qa", "f1", 512, 2)
     assert task.warnings == ()
+    assert load(tmp_path, squad(qa(1, "The barn", 0))).warnings == ()  # it is where it says
 
 
 def test_indented_and_bom(tmp_path):
@@ -109,6 +110,23 @@ def test_bad_files(tmp_path, text, message):
 def test_ids_must_differ(tmp_path):
     with pytest.raises(UserError, match=r"dev.json' has 2 questions with the id 'q1'"):
         load(tmp_path, squad(qa(1), qa(1)))
+
+
+def test_ids_must_differ_in_what_is_set_aside_and_contexts_stay_together(tmp_path):
+    for same in (False, True):
+        paragraphs = [
+            {"context": f"{BARN} {n}", "qas": [qa(1 if same else 2 * n + i) for i in range(2)]}
+            for n in range(40)
+        ]
+        text = json.dumps({"version": "x", "data": [{"title": "t", "paragraphs": paragraphs}]})
+        (tmp_path / "train.json").write_text(text, encoding="utf-8")
+        if not same:
+            splits = load_squad("qa", tmp_path).splits
+            train, dev = ({q.context for q in splits[name]} for name in ("train", "dev"))
+            assert dev
+            assert not train & dev
+    with pytest.raises(UserError, match=r"train.json' has \d+ questions with the id 'q1'"):
+        load_squad("qa", tmp_path)
 
 
 def test_versions(tmp_path):

@@ -85,6 +85,15 @@ def test_nothing_but_articles():
     assert score_answers(two, {"q1": "barn", "q2": ""})["exact_match"] == 1
 
 
+def test_an_answer_on_the_threshold_is_given():
+    examples = [question(1, "barn"), question(2, impossible=True)]
+    answers = {"q1": "barn", "q2": "mill"}
+    for null, right in ((THRESHOLD, 0.5), (np.nextafter(THRESHOLD, 0), 0.5)):
+        found = score_answers(examples, answers, dict.fromkeys(answers, null))
+        assert found["f1"] == right
+        assert found["has_answer_f1"] == (null == THRESHOLD)
+
+
 def test_parts_and_thresholds():
     examples = [
         question(1, "barn"),

@@ -1,6 +1,7 @@
 """Questions as windows of their context, and the way back to answers."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from electra.tasks.examples import Answer, Question
 from electra.tasks.windows import (
     SpanScores,
+    best_texts,
     best_windows,
     cut_windows,
     decode_answers,
@@ -232,6 +234,9 @@ def test_hidden_answers_and_long_questions(wordpiece):
     assert features.target is None
     assert features.cut == 1
     assert set(features.first) == {22}
+    after = [replace(example, question="the"), example, example]
+    features = encode_questions(after, *wordpiece, 64, longest_question=20, training=False)
+    assert (features.cut, features.first_cut) == (2, 1)
     features = encode_questions([example], *wordpiece, 40, training=False)
     assert set(features.first) == {20}  # half of the row is left to the context
     empty = Question(id="b", question="the", context="")
@@ -323,6 +328,19 @@ def test_nothing_is_left(wordpiece):
         scores.starts[:], scores.ends[:] = start, end
         (prediction,) = decode_answers(features, [example], scores)
         assert prediction.text == "", (start, end)
+    scores.starts[:] = scores.ends[:] = last - 1  # a word of the context
+    assert decode_answers(features, [example], scores)[0].text
+    for forbidden in (scores.start_scores, scores.end_scores):
+        forbidden[:] = -np.inf
+        assert decode_answers(features, [example], scores)[0].n_best == []
+        forbidden[:] = 0
+
+
+def test_a_span_without_letters_is_no_answer():
+    scores, places = np.array([3.0, 2.0, 1.0]), np.array([[2, 2], [0, 3], [4, 5]])
+    found = best_texts("the farm", scores, places, 5)
+    assert [text for text, *_ in found] == ["the", "f"]
+    assert sum(chance for *_, chance in found) == pytest.approx(1)
 
 
 def test_contexts_are_tokenised_once(wordpiece):

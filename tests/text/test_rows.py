@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from electra.text.rows import fill, packed, pairs, places, split_document
+from electra.text.rows import fill, packed, pairs, places, split_document, take_row
 
 PAD, CLS, SEP = 0, 2, 3
 
@@ -128,6 +128,25 @@ def test_shares_are_the_originals():
     assert short == pytest.approx(0.05, abs=0.015)
     whole = [first for first, second in found if second and first + second >= 120]
     assert np.mean(whole) == pytest.approx(62, abs=4)  # (128 - 3) // 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "share"), [((30, 31, 64), 1.0), ((30, 32, 63), 0.5), ((30, 90, 5), 0.5)]
+)
+def test_a_line_that_reaches_the_middle_goes_to_either_segment(lines, share):
+    """62 of 128 is the middle; what ends before it belongs to the first one."""
+    random, found = np.random.default_rng(0), []
+    for _ in range(10_000):
+        take_row(list(lines), 128, 128, random, found)
+    firsts = [first for first, second in found if second]
+    assert set(firsts) <= {lines[0], lines[0] + lines[1]}
+    assert np.mean([first > lines[0] for first in firsts]) == pytest.approx(share, abs=0.02)
+
+
+def test_lines_that_are_as_long_as_the_target_are_a_row(monkeypatch):
+    monkeypatch.setattr("electra.text.rows.next_target", lambda *_: 50)
+    found = split_document([25, 25, 40, 10, 30, 20], 128, np.random.default_rng(0))
+    assert [sum(row) for row in found] == [50, 50, 50]
 
 
 def test_rows_depend_on_the_seed_only():

@@ -94,11 +94,13 @@ def test_altered_shard_is_named(copy):
         Shards.open(copy)
 
 
-def test_cut_and_missing_shards_are_named(copy):
+def test_cut_grown_and_missing_shards_are_named(copy):
     path = copy / "shard-00001.bin"
-    path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(UserError, match=r"shard-00001\.bin' has \d+ bytes, not"):
-        Shards.open(copy)
+    content = path.read_bytes()
+    for other in (content[:-2], content + content[:68]):
+        path.write_bytes(other)
+        with pytest.raises(UserError, match=r"shard-00001\.bin' has \d+ bytes, not"):
+            Shards.open(copy)
     path.unlink()
     with pytest.raises(UserError, match=r"shard-00001\.bin' is missing"):
         Shards.open(copy)

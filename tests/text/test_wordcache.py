@@ -5,6 +5,7 @@ import random
 import string
 import sys
 import tracemalloc
+from dataclasses import replace
 from itertools import chain, product
 
 import numpy as np
@@ -221,6 +222,13 @@ def job(tokenizer_folder, tmp_path):
     return new_job(tokenizer_folder, tmp_path, 32, "pairs", 0.1, 1)
 
 
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(150, "uint16"), (2**16, "uint16"), (2**16 + 1, "uint32")]
+)
+def test_ids_are_as_narrow_as_they_can_be(job, size, dtype):
+    assert replace(job, vocabulary=replace(job.vocabulary, size=size)).dtype == dtype
+
+
 def changed(job, change):
     """The job with another tokenizer."""
     tokenizer = Tokenizer.from_str(job.tokenizer)
@@ -273,6 +281,11 @@ def test_other_kinds_are_left_to_the_library(corpus, tmp_path, kind):
     tokenizer = train_tokenizer([corpus], tmp_path / kind, vocab_size=400, kind=kind)
     tokenizer.encode_special_tokens = True
     assert not words_suffice(tokenizer)
+    # A line of blanks has no tokens, though some tokenizers have one for a blank
+    ids, lines = tokenised(tokenizer, "uint16", [b"the farmer\n \t \nthe sailor", b"  "])
+    plain, _ = tokenised(tokenizer, "uint16", [b"the farmer", b"the sailor"])
+    assert ids.tolist() == plain.tolist()
+    assert [len(counts) for counts in lines] == [2, 0]
 
 
 @pytest.mark.parametrize("cased", [True, False])
@@ -292,6 +305,19 @@ def test_special_tokens_must_be_text(every):
     assert not words_suffice(tokenizer)
     tokenizer.encode_special_tokens = True
     assert words_suffice(tokenizer)
+
+
+def test_a_tokenizer_that_cuts_and_pads_does_neither(job):
+    def change(tokenizer):
+        tokenizer.enable_truncation(4)
+        tokenizer.enable_padding(length=8)
+
+    texts = [b"the old farmer and the old sailor", b"the"]
+    (ids, lines), (wanted, plain) = (
+        tokenised(open_tokenizer(each), "uint16", texts) for each in (changed(job, change), job)
+    )
+    assert lines == plain
+    assert ids.tolist() == wanted.tolist()
 
 
 @pytest.mark.parametrize("layout", ["pairs", "packed"])

@@ -105,6 +105,22 @@ def test_the_last_and_the_best_are_kept(keep_last, keep_best, tmp_path):
     assert len(list((tmp_path / "checkpoints").iterdir())) == len(kept)
 
 
+def test_a_checkpoint_that_is_half_deleted_is_none(tmp_path, monkeypatch):
+    for step in range(1, 4):
+        (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+
+    def killed(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.prune(tmp_path, TrainState(), keep_last=1, keep_best=False)
+    monkeypatch.undo()
+    assert [p.name[-1] for p in checkpoint.checkpoints(tmp_path)] == ["2", "3"]
+    checkpoint.clean(tmp_path)
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
 def test_the_best_is_the_one_with_the_lowest_held_out_loss(
     tiny, with_train, tmp_path, console, monkeypatch
 ):

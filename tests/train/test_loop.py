@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,6 +103,7 @@ def test_the_dry_run_changes_nothing(tiny, tmp_path, console):
         for name, p in run.objective.named_parameters():
             assert torch.equal(p, weights[name]), name
             assert p.grad is None, name
+            assert run.optimizer.state[p], name  # memory that the steps need is there
             for moment in run.optimizer.moments(p).values():
                 assert not moment.any(), name
         assert run.state.step == run.state.rows == 0
@@ -188,6 +190,20 @@ def test_broken_numbers_are_told_at_the_next_report(
         start(tiny, tmp_path / "run", console)
 
 
+def test_broken_numbers_are_not_saved_when_a_signal_comes(tiny, tmp_path, console, monkeypatch):
+    broken_at(2, monkeypatch)
+    real = loop.step
+
+    def last(run, *given):
+        if run.state.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return real(run, *given)
+
+    monkeypatch.setattr(loop, "step", last)
+    with pytest.raises(UserError, match=r"stopped at step 3.*No checkpoint was written"):
+        start(tiny, tmp_path / "run", console)
+
+
 def test_an_update_that_breaks_the_weights_is_not_saved(tiny, with_train, tmp_path, console):
     """The losses of step 2 are still good, its update is not: only held-out text shows it."""
     config = replace(tiny, optim=replace(tiny.optim, lr=1e30, warmup=0.5))
@@ -266,6 +282,30 @@ def test_every_parameter_learns(tiny, with_train, tmp_path, console):
     first = load_file(tmp_path / "run" / "checkpoints" / "step-00000001" / "model.safetensors")
     for name, weights in last.items():
         assert not torch.equal(weights, first[name]), name
+
+
+def test_a_run_begins_by_cleaning_up(tiny, tmp_path, console):
+    opening, _ = opened_run(tiny, tmp_path / "run", console)
+    (tmp_path / "run" / "checkpoints" / ".step-00000030.partial").mkdir(parents=True)
+    with opening:
+        assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_the_optimizer_has_the_settings(tiny, tmp_path, console):
+    optim = replace(tiny.optim, betas=(0.8, 0.9), eps=1e-3, clip=0.25, weight_decay=0.3)
+    opening, rows = opened_run(replace(tiny, optim=optim), tmp_path / "run", console)
+    with opening as run:
+        run.objective.train()
+        before = {n: p.detach().clone() for n, p in run.objective.named_parameters()}
+        loop.step(run, rows, 0.01)
+        moments = {n: run.optimizer.moments(p) for n, p in run.objective.named_parameters()}
+        grads = {n: m["mean"] / 0.2 for n, m in moments.items()}
+        assert sum(g.square().sum() for g in grads.values()).sqrt().item() == pytest.approx(0.25)
+        for name, p in run.objective.named_parameters():
+            square = 0.1 * grads[name].square()
+            decay = 0.3 * before[name] if p.ndim > 1 else 0.0
+            expected = before[name] - 0.01 * (0.2 * grads[name] / (square.sqrt() + 1e-3) + decay)
+            torch.testing.assert_close(p.detach(), expected, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_one_clip_over_both_networks(tiny, tmp_path, console):

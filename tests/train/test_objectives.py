@@ -359,6 +359,15 @@ def test_a_run_is_not_blamed_for_what_its_objective_does_not_do(
         assert not collapsed
 
 
+def test_the_watch_goes_by_the_stage(run_with, monkeypatch):
+    seen = []
+    monkeypatch.setattr(loop, "TRIAL", 0)
+    monkeypatch.setattr(Watch, "look", lambda self, *given: seen.append(given[:2]) or [])
+    settings = ("train.budget=8steps", "train.validate_every=2", "optim.warmup=1")
+    run_with("run", *VARIANTS["two-stage"], *settings)
+    assert seen == [(0.5, 0.25), (0.0, 0.25), (0.5, 0.25), (1.0, 0.25)]
+
+
 def test_a_collapse_is_still_named():
     ill = {"loss": 1.0, "mlm_loss": 3.0, "recall": 0.0, "auc": 0.5}
     (finding,) = Watch(frequency_loss=float("inf")).look(0.5, 0.1, ill)

@@ -9,10 +9,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from electra.config import override
 from electra.errors import UserError
 from electra.objectives.batch import unpack
+from electra.studies.study import row_costs
 from electra.text.prepare import prepare
 from electra.text.shards import Shards
 from electra.text.tokenizer import load_vocabulary, save_tokenizer
-from electra.train.pretrain import build_objective, read_run_config, start
+from electra.train.pretrain import build_objective, flops_per_row, read_run_config, start
 
 
 @pytest.fixture
@@ -71,6 +72,18 @@ def test_a_run_on_any_vocabulary(tiny, with_train, foreign_data, tmp_path, conso
     folder = out / "checkpoints" / "step-00000003" / "discriminator"
     assert AutoTokenizer.from_pretrained(folder).mask_token == "<mask>"
     assert ElectraForPreTraining.from_pretrained(folder).config.pad_token_id == 301
+
+
+@pytest.mark.parametrize("rates", [(0.1, 0.4), (0.4, 0.1)])
+def test_a_changing_mask_rate_costs_what_its_highest_would(rates, tiny):
+    """Every step has the slots for it."""
+    config = override(tiny, ["model.vocab_size=150"])
+    changing, highest = (
+        override(config, [f"objective.mask_rate={rate}", f"objective.mask_rate_end={end}"])
+        for rate, end in (rates, (0.4, 0.0))
+    )
+    assert flops_per_row(changing) == flops_per_row(highest) == row_costs(changing)[0]
+    assert row_costs(changing) == row_costs(highest)
 
 
 def test_the_resolved_configuration_is_saved(finished, tiny):

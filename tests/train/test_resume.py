@@ -113,6 +113,16 @@ def test_a_signal_saves_and_leaves_with_a_clear_line(straight, tmp_path, number)
     same_files(reference, out)
 
 
+def test_a_second_signal_aborts_and_the_handlers_come_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.signal == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 @pytest.mark.parametrize(
     ("number", "seen"), [(signal.SIGHUP, None), (signal.SIGINT, signal.SIGINT)]
 )
