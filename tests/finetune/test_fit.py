@@ -3,6 +3,7 @@
 import copy
 import io
 import random
+import statistics
 from dataclasses import replace
 
 import numpy as np
@@ -288,11 +289,13 @@ def test_a_regression_of_large_values_is_learned(model_folder, quick, tmp_path):
         (tmp_path / f"{split}.csv").write_text("\n".join(lines) + "\n")
     task = load_task("regress", tmp_path)
     console = Console(file=io.StringIO())
-    (result,) = finetune(str(model_folder), task, tmp_path / "out", [0], quick, console)
-    assert result["metric"] == "spearman"
-    assert result["spearman"] > 0.9
-    assert result["mse"] < 500**2  # of values from -5000 to -1000
-    assert not result["failed"]
+    longer = replace(quick, epochs=16)
+    found = finetune(str(model_folder), task, tmp_path / "out", [0, 1, 2], longer, console)
+    assert all(result["metric"] == "spearman" for result in found)
+    assert statistics.median(result["spearman"] for result in found) > 0.9
+    # of values from -5000 to -1000
+    assert statistics.median(result["mse"] for result in found) < 500**2
+    assert not any(result["failed"] for result in found)
 
 
 @pytest.mark.parametrize(

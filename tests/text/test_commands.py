@@ -154,12 +154,16 @@ def test_help_is_quick_and_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    times = []
-    for _ in range(3):
-        began = time.perf_counter()
-        electra("--help")
-        times.append(time.perf_counter() - began)
-    assert min(times) < 0.8  # 0.16 s on an idle machine
+    # In turns, for others may be at work on the machine
+    ways = ("-m", "electra", "--help"), ("-c", "import rich.console, rich.table, typer")
+    ours, libraries = zip(*(map(seconds, ways) for _ in range(5)), strict=True)
+    assert min(ours) < 5 * min(libraries)
+
+
+def seconds(words: tuple[str, ...]) -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, *words], capture_output=True, check=True)
+    return time.perf_counter() - began
 
 
 def test_commands_need_no_torch(corpus, tmp_path):
