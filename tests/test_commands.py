@@ -1,18 +1,22 @@
 """The command line as a user has it: what is printed, exit codes, one sentence for each mistake."""
 
+import inspect
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
-from electra.config import from_yaml
+from electra.config import from_yaml, override
+from electra.errors import UserError
+from electra.finetune.settings import FinetuneConfig
 from electra.recipes import RECIPES
 from electra.text.prepare import prepare
 from electra.text.shards import Shards
-from electra.text.tokenizer import train_tokenizer
+from electra.text.tokenizer import special_names, train_tokenizer
 from electra.train import checkpoint
 from electra.train.pretrain import PretrainConfig
 
@@ -422,3 +426,107 @@ def test_too_little_memory_is_told(refused, data_folder, tmp_path):
     sentence = refused("pretrain", "toy", *QUICK, *place, "model.hidden=1000000000000")
     assert "the memory is too small" in sentence
     assert not out.exists()
+
+
+@pytest.fixture
+def arrived(electra, monkeypatch):
+    """Run a command up to the function that does its work; returns what that is given, by name."""
+
+    def run(target: str, *arguments: object) -> dict[str, object]:
+        seen: dict[str, object] = {}
+        signature = inspect.signature(resolve_name(target))
+
+        def spy(*given, **named):
+            seen.update(signature.bind(*given, **named).arguments)
+            raise UserError("seen")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(target, spy)
+            code, _, err = electra(*arguments)
+        assert (code, err) == (2, "error: seen\n")
+        return seen
+
+    return run
+
+
+TUNED = override(FinetuneConfig(), ["lr=1e-3"])
+ARRIVING = {
+    "electra.text.prepare.prepare": (
+        "prepare a b --tokenizer t --out o --length 64 --layout packed --workers 3 --held-out 0.25 "
+        "--seed 7 --text-field body",
+        {"inputs": ["a", "b"], "tokenizer": Path("t"), "out": Path("o"), "length": 64}
+        | {"layout": "packed", "workers": 3, "held_out": 0.25, "seed": 7, "text_field": "body"},
+    ),
+    "electra.text.tokenizer.train_tokenizer": (
+        "tokenizer train a b --out o --vocab-size 99 --kind bpe --cased --keep-accents "
+        "--text-field body --overwrite",
+        {"inputs": ["a", "b"], "out": Path("o"), "vocab_size": 99, "kind": "bpe", "cased": True}
+        | {"keep_accents": True, "text_field": "body", "overwrite": True},
+    ),
+    "electra.demo.run.run_demo": (
+        "demo --out o --budget 7steps",
+        {"out": Path("o"), "budget": "7steps"},
+    ),
+    "electra.train.report.write_report": ("report r --out o", {"run": Path("r"), "out": Path("o")}),
+    "electra.train.evaluate.evaluate": (
+        "evaluate r --data d --rows 7",
+        {"run": Path("r"), "data": Path("d"), "rows": 7},
+    ),
+    "electra.hub.ask.fill": ("fill m t --top 3", {"model": "m", "text": "t", "top": 3}),
+    "electra.finetune.predict.predict": (
+        "predict m a.txt --precision bf16",
+        {"model": "m", "source": Path("a.txt"), "precision": "bf16"},
+    ),
+    "electra.tasks.load.load_task": (
+        "finetune m pair --data d --out o --text a --pair b --label c",
+        {"name": "pair", "data": Path("d"), "text": "a", "pair": "b", "label": "c"},
+    ),
+    "electra.finetune.glue.run_glue": (
+        "glue m lr=1e-3 --data d --out o --seeds 3,7 --tasks cola,rte --from-mnli",
+        {"model": "m", "data": Path("d"), "out": Path("o"), "seeds": [3, 7], "config": TUNED}
+        | {"only": ["cola", "rte"], "from_mnli": True},
+    ),
+    "electra.studies.score.open_sources": (
+        "study objectives --data d --out o --glue g --tasks cola --task tag --task-data t "
+        "--blimp b --blimp-pairs 5 --tuning-seeds 3,7 --tuning lr=1e-3",
+        {"glue": Path("g"), "tasks": ["cola"], "task": "tag", "task_data": Path("t")}
+        | {"blimp": Path("b"), "blimp_pairs": 5, "seeds": [3, 7], "config": TUNED},
+    ),
+}
+
+
+@pytest.mark.parametrize("target", ARRIVING)
+def test_every_option_arrives(target, arrived):
+    command, expected = ARRIVING[target]
+    seen = arrived(target, *command.split())
+    assert {name: seen.get(name) for name in expected} == expected
+
+
+def test_every_option_of_inspect_arrives(arrived, tokenizer_folder):
+    command = ("tokenizer", "inspect", tokenizer_folder, "a", "b", "--megabytes", 0.5)
+    target = "electra.text.inspect.inspect_tokenizer"
+    seen = arrived(target, *command, "--text-field", "body")
+    assert (seen["inputs"], seen["limit"], seen["text_field"]) == (["a", "b"], 500_000, "body")
+    assert seen["names"] == special_names(tokenizer_folder)
+
+
+def test_every_option_of_a_study_arrives(electra, monkeypatch):
+    given = {}
+    monkeypatch.setattr("electra.studies.score.open_sources", lambda **_: [])
+    monkeypatch.setattr(
+        "electra.studies.run.run_study",
+        lambda study, **named: given.update(named, study=study) or 3,
+    )
+    code, _, _ = electra(
+        *("study", "objectives", "data.batch=8", "--data", "d", "--out", "o", "--scale", "small"),
+        *("--budget", "7e9flops", "--seeds", "3,7", "--arms", "bert,ELECTRA"),
+        *("--reuse", "x", "--reuse", "y"),
+    )
+    assert code == 3  # what the study returns
+    study = given.pop("study")
+    assert (study.scale.name, study.budget) == ("small", 7e9)
+    assert [arm.name for arm in study.arms] == ["ELECTRA", "BERT"]
+    expected = {"data": Path("d"), "out": Path("o"), "seeds": [3, 7], "changes": ["data.batch=8"]}
+    expected |= {"sources": [], "reuse": [Path("x"), Path("y")]}
+    assert {name: given[name] for name in expected} == expected
+    assert given["command"].startswith("electra study objectives data.batch=8 --data d")

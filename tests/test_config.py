@@ -36,12 +36,14 @@ def test_overrides():
             "optim.betas=0.9,0.98",
             "generator.share=none",
             "data.batch=1e2",
+            "train.seed=4611686018427387905",
             "model.layers=4",
         ],
     )
     assert (config.model.layers, config.optim.lr, config.train.compile) == (4, 1e-3, True)
     assert (config.optim.betas, config.generator.share) == ((0.9, 0.98), "none")
     assert config.data.batch == 100
+    assert config.train.seed == 4611686018427387905  # which no float is
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,7 @@ def test_overrides():
         ("train.compile=maybe", "true or false"),
         ("generator.share=some", "one of none, embeddings, all"),
         ("optim.betas=0.9", "takes 2 values"),
+        ("optim.betas=0.9,0.98,0.99", "takes 2 values, not 3"),
         ("optim.lr", "write it as key=value"),
         ("train.budget=later", "is not a budget"),
         ("train.accumulate=7", "does not divide into 7"),
@@ -106,6 +109,9 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path):
         recipe(str(file))
     file.write_bytes(b"name: \xff")
     with pytest.raises(UserError, match="not valid YAML"):
+        recipe(str(file))
+    file.write_text("data:\n  batch: true\n")
+    with pytest.raises(UserError, match=r"'data.batch' takes a whole number, not 'True'"):
         recipe(str(file))
     for betas in ("3", "", "{a: 1, b: 2}"):
         file.write_text(f"optim:\n  betas: {betas}\n")

@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from electra.bench import whole as module
 from electra.bench.whole import bench_whole, whole_steps
 from electra.config import override
 from electra.errors import UserError
@@ -56,3 +58,16 @@ def test_flops_are_those_of_the_datas_vocabulary(tiny, console):
     each = filled.data.batch * flops_per_row(filled)
     found = bench_whole(override(tiny, [f"train.budget={25 * each}flops"]), "1s", console)
     assert found.whole_steps == 25
+
+
+def test_what_comes_after_the_last_step_is_not_in_between(tiny, console, monkeypatch):
+    state = SimpleNamespace(step=20, seconds=4.0, tokens=100)
+    looks = [{"kind": "held_out", "step": step} for step in (5, 10, 15, 20)]
+    monkeypatch.setattr(module, "start", lambda *_: 0)
+    monkeypatch.setattr(module, "checkpoints", lambda _: ["last"])
+    monkeypatch.setattr(module, "read_state", lambda _: state)
+    monkeypatch.setattr(module, "read_metrics", lambda _: [{"kind": "train", "step": 5}, *looks])
+    config = override(tiny, ["train.budget=1000steps", "train.checkpoint_every=10"])
+    found = bench_whole(config, "2s", console)
+    assert (found.looks, found.checkpoints) == (3, 1)
+    assert (found.whole_seconds, found.tokens_per_second) == (200.0, 25.0)

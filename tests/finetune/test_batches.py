@@ -60,3 +60,14 @@ def test_evaluation_sees_all_rows_once_and_the_longest_first(sizes, tokens):
     for length, index in found:
         assert sizes[index].max() <= length
         assert len(index) == 1 or len(index) * length <= tokens
+
+
+def test_an_epoch_brings_others_together_and_mixes_short_and_long_batches():
+    sizes = np.repeat([10, 20, 30, 60], 64)  # nobody waits
+    plans = [plan_epoch(sizes, 16, [0], epoch) for epoch in (0, 1)]
+    first, second = ({frozenset(row) for row in plan.members[:, 0].tolist()} for plan in plans)
+    assert len(first) == len(second) == 16
+    assert not first & second
+    assert plans[0].lengths != plans[1].lengths
+    for plan in plans:
+        assert plan.lengths != sorted(plan.lengths, reverse=True)

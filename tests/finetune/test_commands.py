@@ -218,6 +218,7 @@ def test_which_seeds():
     assert read_seeds("1") == [0]
     assert read_seeds("3,7") == [3, 7]
     assert read_seeds("7, 3") == [7, 3]
+    assert read_seeds("0,3") == [0, 3]
     assert read_seeds("5,") == [5]
     for wrong in ("", ",", "5,,", "1.5", "0", "-1", "4,4", "0,-2", "99999999999", "1,2147483648"):
         with pytest.raises(UserError, match=r"--seeds .*: write a number"):

@@ -299,7 +299,8 @@ def test_a_regression_of_large_values_is_learned(model_folder, quick, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("hidden", "lr", "decay"), [(256, 3e-4, 0.8), (768, 1e-4, 0.8), (1024, 5e-5, 0.9)]
+    ("hidden", "lr", "decay"),
+    [(256, 3e-4, 0.8), (512, 1e-4, 0.8), (768, 1e-4, 0.8), (1024, 5e-5, 0.9)],
 )
 def test_what_is_left_open_follows_the_papers_table(hidden, lr, decay):
     model = EncoderConfig(hidden=hidden, vocab_size=100)
@@ -308,8 +309,10 @@ def test_what_is_left_open_follows_the_papers_table(hidden, lr, decay):
     assert (found.lr, found.layer_decay, found.epochs, found.length) == (lr, decay, 10, 128)
     assert (found.batch, found.warmup, found.dropout, found.weight_decay) == (32, 0.1, 0.1, 0.0)
     assert found.layer_gap == "even"
+    assert found.stride == 64  # half of a window
     own = resolve(FinetuneConfig(lr=1.0, layer_decay=0.5, epochs=1, length=600), model, task)
     assert (own.lr, own.layer_decay, own.epochs, own.length) == (1.0, 0.5, 1, 512)
+    assert own.stride == 128
 
 
 @pytest.mark.parametrize(

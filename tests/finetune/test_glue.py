@@ -11,7 +11,7 @@ import pytest
 
 from electra.errors import UserError
 from electra.finetune import glue as room
-from electra.finetune.glue import AVERAGED, PAPER, average, choose, line, markdown, run_glue
+from electra.finetune.glue import AVERAGED, PAPER, average, choose, draw, line, markdown, run_glue
 from electra.finetune.results import add_result, read_results
 from electra.tasks.examples import Task
 
@@ -269,3 +269,21 @@ def test_the_published_rows_are_the_papers():
     means = {name: sum(scores) / len(scores) for name, scores in PAPER.items()}
     assert all(len(scores) == len(AVERAGED) for scores in PAPER.values())
     assert means["ELECTRA-Small"] < means["ELECTRA-Base"] < means["ELECTRA-Large"]
+
+
+def test_the_figure_has_a_dot_for_each_seed_and_a_line_at_the_median(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    drawn, real = [], Axes.plot
+
+    def plot(axes, *given, **named):
+        drawn.append(given[:2])
+        return real(axes, *given, **named)
+
+    (tmp_path / "rte").mkdir()
+    for seed, score in enumerate((0.25, 0.5, 0.75)):
+        add_result(tmp_path / "rte", {"seed": seed, "score": score})
+    monkeypatch.setattr(Axes, "plot", plot)
+    draw([row("rte", 0.5)], tmp_path)
+    assert drawn[:2] == [([0, 0, 0], [25.0, 50.0, 75.0]), ([-0.3, 0.3], [50.0, 50.0])]
+    assert [heights for _, heights in drawn[2:]] == [[66.7], [82.7]]  # Small and Base

@@ -95,6 +95,7 @@ def test_sequence_classification(kind, shape, inputs, tmp_path):
         assert theirs.config.label2id == {label: i for i, label in enumerate(LABELS)}
     else:
         assert theirs.config.num_labels == 1
+        assert theirs.config.problem_type == "regression"  # or a pipeline squeezes it into 0 to 1
         wanted = torch.tensor([0.5, 0.0, 1.0, 2.0])  # transformers takes it for a regression too
         found = theirs(**given, labels=wanted).loss
         torch.testing.assert_close(found, ((logits[:, 0] - wanted) ** 2).mean())

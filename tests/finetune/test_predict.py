@@ -13,7 +13,7 @@ import torch
 
 from electra.errors import UserError
 from electra.finetune import predict as room
-from electra.finetune.predict import predict
+from electra.finetune.predict import decided, predict
 from electra.finetune.run import finetune
 from electra.hub.folders import load_encoder
 from electra.hub.heads import TaskCard, read_card, save_task_model
@@ -340,3 +340,34 @@ def test_a_pair_is_not_found_in_lines(refused, model, tmp_path):
 
 def test_the_card_of_these_tests_is_one_that_finetune_writes(tuned):
     assert read_card(tuned / "model").columns == CARDS["classify"].columns
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
+def test_precision_and_beam_reach_the_model(precision, dtype, model, tmp_path, monkeypatch):
+    seen = {}
+
+    def spy(*given, **named):
+        seen.update(named)
+        raise UserError("seen")
+
+    monkeypatch.setattr("electra.finetune.predict.infer", spy)
+    source = write_jsonl(tmp_path / "x.jsonl", inputs("qa"))
+    with pytest.raises(UserError, match="seen"):
+        list(predict(model("qa"), source, device="cpu", precision=precision))
+    assert (seen["dtype"], seen["beam"]) == (dtype, CARDS["qa"].beam)
+
+
+@pytest.mark.parametrize("threshold", [-0.5, 0.0, 0.5])
+def test_no_answer_is_said_above_the_threshold(threshold):
+    card = replace(CARDS["qa"], null_threshold=threshold)
+    for null in (-1.0, -0.25, 0.25, 1.0):
+        record = decided(card, None, {"answer": "barn", "null": null})
+        assert record == {"answer": "" if null > threshold else "barn", "null": null}
+
+
+def test_a_word_per_line_is_read_as_sentences(model, tmp_path):
+    (tmp_path / "x.txt").write_text("the\nold\nfarmer\n\nthe\nbaker\n")
+    found = said(model("tag"), tmp_path / "x.txt")
+    assert [r["words"] for r in found] == [["the", "old", "farmer"], ["the", "baker"]]

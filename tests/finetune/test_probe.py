@@ -11,7 +11,7 @@ from rich.console import Console
 
 from electra.errors import UserError
 from electra.finetune import probe as room
-from electra.finetune.probe import probe, score_rows
+from electra.finetune.probe import Probed, probe, score_rows
 from electra.hub.folders import export, load_discriminator, load_generator
 from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
@@ -192,3 +192,15 @@ def test_mistakes(refused, both, blimp, tuned, tmp_path):
     folder = both / "discriminator"
     sentence = refused("probe", folder, "--data", blimp, "--network", "generator")
     assert "not the weights of a generator" in sentence
+
+
+def test_every_pair_counts_the_same_in_the_whole(electra, both, blimp, monkeypatch):
+    found = [
+        Probed(phenomenon="a", accuracy=1.0, pairs=20),
+        Probed(phenomenon="b", accuracy=0.4, pairs=10),
+    ]
+    monkeypatch.setattr("electra.finetune.probe.probe", lambda *_: found)
+    _, out, _ = electra("probe", both, "--data", blimp, "--json")
+    whole = json.loads(out.splitlines()[-1])
+    assert (whole["phenomenon"], whole["pairs"]) == ("all", 30)
+    assert whole["accuracy"] == pytest.approx((20 + 4) / 30)

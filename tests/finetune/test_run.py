@@ -18,7 +18,7 @@ from electra.errors import UserError
 from electra.finetune import trial as room
 from electra.finetune.judge import answers, encode, failed, labelled, score
 from electra.finetune.predict import predict
-from electra.finetune.results import add_result, read_results, summary
+from electra.finetune.results import add_result, digest, read_results, summary
 from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig
 from electra.hub.heads import TaskCard, load_task_model
@@ -294,6 +294,9 @@ def test_a_stuck_seed_is_flagged_and_counted(start, model_folder, tmp_path):
     assert found["failed"] == [0, 1]
     assert found["seeds"] == 3
     assert found["lowest"] == min(r["score"] for r in results)
+    scores = [*(r["score"] for r in results), 1.0]
+    assert found["deviation"] == pytest.approx(np.std(scores, ddof=1))
+    assert found["median"] == np.median(scores)
     assert len(read_results(tmp_path / "out")) == 2
 
 
@@ -536,3 +539,16 @@ def test_texts_that_are_too_long_are_counted_and_the_first_is_named(
         "2 of 24 examples of train are longer than 16 tokens and were cut, the first is '8'"
         in shown
     )
+
+
+def test_data_are_known_by_labels_splits_and_examples():
+    one, two = Sentence(id="1", text="a", label=0), Sentence(id="2", text="b", label=1)
+    task = Task(name="t", kind="classify", labels=("x", "y"), splits={"train": [one], "dev": [two]})
+    assert digest(replace(task, name="other", warnings=("said",))) == digest(task)
+    others = [
+        replace(task, labels=("y", "x")),
+        replace(task, splits={"train": [one], "test": [two]}),
+        replace(task, splits={"train": [one, two], "dev": []}),
+        replace(task, splits={"train": [one], "dev": [replace(two, label=0)]}),
+    ]
+    assert len({digest(each) for each in (task, *others)}) == 5

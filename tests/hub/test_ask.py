@@ -12,8 +12,15 @@ from safetensors.torch import load_file, save_file
 
 from electra.errors import UserError
 from electra.hub import ask, folders
-from electra.hub.ask import detect, fill, locate
-from electra.hub.folders import load_discriminator, load_generator, read_config
+from electra.hub.ask import detect, fill, locate, score_sentences
+from electra.hub.energies import mark_energies
+from electra.hub.folders import (
+    load_discriminator,
+    load_generator,
+    read_config,
+    transformers_config,
+)
+from electra.models.encoder import EncoderConfig
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
 from electra.train import checkpoint
 
@@ -83,6 +90,15 @@ def test_guesses_are_those_of_a_direct_pass(finished):
         best = row.topk(7)
         assert [g.token for g in found] == [tokenizer.id_to_token(i) for i in best.indices.tolist()]
         assert [g.probability for g in found] == pytest.approx(best.values.tolist(), abs=1e-6)
+
+
+def test_a_mask_is_written_the_same_whatever_the_tokenizer_calls_it(copied):
+    folder, text = copied / "generator", "the old [MASK] went to the [MASK] ."
+    guesses = fill(str(folder), text)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        content = (folder / name).read_text(encoding="utf-8")
+        (folder / name).write_text(content.replace("[MASK]", "<mask>"), encoding="utf-8")
+    assert fill(str(folder), text) == guesses
 
 
 def test_the_answers_are_the_same_each_time(finished):
@@ -223,3 +239,35 @@ def test_a_mistyped_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(ask, "require", lambda *_: pytest.fail("the Hub was asked"))
     with pytest.raises(UserError, match="no model at 'runs/none'"):
         locate("runs/none", "generator")
+
+
+@torch.no_grad()
+def test_a_sentence_s_score_is_its_own_in_any_company(copied, monkeypatch):
+    folder = copied / "discriminator"
+    mark_energies(folder)
+    monkeypatch.setattr(ask, "SCORED_AT_ONCE", 2)
+    texts = [TEXT, "the farmer .", "the old farmer went .", "to the field", TEXT[:30]]
+    tokenizer, network = load_tokenizer(folder), load_discriminator(folder)
+    expected = []
+    for text in texts:
+        ids = torch.tensor([tokenizer.encode(text).ids])  # [CLS] … [SEP]
+        expected.append(-network(ids, torch.zeros_like(ids))[0, 1:-1].sum().item())
+    assert score_sentences(str(folder), texts) == pytest.approx(expected, abs=1e-4)
+
+
+def test_every_size_comes_back_from_a_folder(tmp_path):
+    sizes = {"layers": 3, "hidden": 32, "heads": 4, "feed_forward": 48, "embedding": 16}
+    sizes |= {"positions": 40, "vocab_size": 99, "vocab_multiple": 1}
+    config = EncoderConfig(**sizes, dropout=0.25, attention_dropout=0.5, init_std=0.125)
+    written = transformers_config(config, "ElectraForPreTraining", 0)
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert read_config(tmp_path) == config
+
+
+def test_a_buffer_that_old_versions_of_transformers_write_is_passed_over(copied):
+    folder = copied / "discriminator"
+    before = detect(str(folder), TEXT)
+    weights = load_file(folder / "model.safetensors")
+    places = torch.arange(read_config(folder).positions)[None]
+    save_file(weights | {"electra.embeddings.position_ids": places}, folder / "model.safetensors")
+    assert detect(str(folder), TEXT) == before

@@ -12,6 +12,7 @@ from electra.models.paper_flops import ELECTRA_SMALL
 from electra.objectives.corrupt import slots_for
 from electra.objectives.kinds import build
 from electra.objectives.objective import Ids
+from electra.recipes import recipe
 from electra.studies.named import STUDIES, find_study
 from electra.studies.run import folder_name
 from electra.studies.study import (
@@ -135,6 +136,9 @@ def test_what_the_arms_are(scale):
         assert (config.objective.kind == "mlm") == (arm.line == "BERT")
         assert config.model.hidden == int(arm.tick) == 64 * config.model.heads
         sizes[arm.line].append(config.model.hidden)
+        # The recipe's own width, which is the hidden one in models of the base size
+        recipes = recipe(SCALES[scale].recipe).model.embedding
+        assert config.model.embedding == (int(arm.tick) if scale == "paper" else recipes)
     assert sizes["ELECTRA"] == sizes["BERT"] == sorted(sizes["BERT"])
 
 

@@ -13,7 +13,9 @@ import pytest
 
 from electra.studies import run as runs
 from electra.studies import score
+from electra.studies.study import row_costs
 from electra.train import loop, pretrain
+from electra.train.pretrain import read_run_config
 
 ARMS = ("none", "embeddings", "all")
 
@@ -91,7 +93,10 @@ def check_whole_study(out, shown):
         assert result["study"] == "tying"
         assert result["flops"] == pytest.approx(3e9, rel=0.1)
         assert result["flops"] >= 3e9
-        assert result["paper_flops"] > 0
+        config = read_run_config(out / "cells" / f"{result['arm']}-0")
+        costs = [result["steps"] * 8 * each for each in row_costs(config)]
+        assert [result["flops"], result["paper_flops"]] == costs
+        assert costs[0] != costs[1]
         assert result["tokens"] == result["steps"] * 8 * 32
         assert result["settings"]["generator.share"] == result["arm"]
         assert result["settings"]["model.hidden"] == 32

@@ -9,8 +9,8 @@ from electra.finetune import probe
 from electra.finetune.settings import FinetuneConfig
 from electra.studies.named import STUDIES, find_study
 from electra.studies.score import Probed, Tuned, first_pairs, headline, open_sources
-from electra.studies.study import SCALES
-from electra.studies.write import write
+from electra.studies.study import SCALES, Arm
+from electra.studies.write import Row, write
 from electra.tasks.blimp import Pair
 from electra.tasks.examples import Sentence, Task
 from electra.tasks.glue import GLUE
@@ -145,6 +145,13 @@ def test_headline():
     assert headline({"a": {"score": 0.2}, "b": {"score": 0.4}}) == pytest.approx(0.3)
     assert headline({"a": {"score": 0.2}, "blimp": {"score": 0.4}}) == pytest.approx(0.2)
     assert headline({"blimp": {"score": 0.4}}) == pytest.approx(0.4)
+
+
+def test_a_score_that_nobody_asked_for_does_not_count():
+    cells = [{"scores": {"rte": {"score": 0.5}, "cola": {"score": 0.75}}}]
+    arm = Arm(name="a")
+    assert [Row(arm, cells, names).scores for names in (["rte"], ["cola"])] == [[50.0], [75.0]]
+    assert Row(arm, cells, ["rte", "cola"]).scores == [62.5]
 
 
 def test_some_pairs_of_each_paradigm():

@@ -192,6 +192,7 @@ def test_hidden_tags(tmp_path):
     ("text", "message"),
     [
         ("a x O\nb O\n", r"line 2 has 2 columns, where the first word has 3"),
+        ("a x O\n# b\nc x O\n", r"line 2 has 2 columns, where the first word has 3"),
         ("a\tO\nb\t\n", r"line 2 has no tag in column 2"),
         ("\n\n", "is empty"),
         ("-DOCSTART- O\n\n", "holds no words|columns"),
@@ -278,3 +279,27 @@ def test_one_more_file(tmp_path):
     (example,) = more_tagged(tmp_path / "new.jsonl", {"scheme": "IOB2"})
     assert example.words == ("The", "barn")
     assert example.tags is None
+
+
+def test_a_word_may_hold_a_no_break_space_and_a_document_s_line_is_no_word(tmp_path):
+    (tmp_path / "a").write_text("-DOCSTART-\n\nA\u00a0B  x B-X \n", encoding="utf-8")
+    (found,) = read_conll(tmp_path / "a")
+    assert (found.words, found.tags) == (("A\u00a0B",), ("B-X",))
+
+
+@pytest.mark.parametrize("label", ["-1", "2", "3"])
+def test_a_file_with_nothing_but_words_has_hidden_tags_whatever_the_column(tmp_path, label):
+    write(tmp_path, train=CHUNKS, dev=CHUNKS, test="The\nbarn\n\nburns\n")
+    task = load_tags("mine", tmp_path, label=label)
+    assert [e.tags for e in task.splits["test"]] == [None, None]
+    assert more_tagged(tmp_path / "test.txt", task.columns) == task.splits["test"]
+    write(tmp_path, train="The\nbarn\n")
+    with pytest.raises(UserError, match=r"train.txt' line 1 has no tags"):
+        load_tags("mine", tmp_path, label=label)
+
+
+def test_a_file_named_as_train_is_preferred_to_a_plain_name(tmp_path):
+    for name, word in (("train-vi", "a"), ("dev-vi", "b"), ("dev", "c"), (".train", "d")):
+        (tmp_path / f"{name}.tsv").write_text(f"{word}\tB-X\n")
+    splits = load_tags("mine", tmp_path).splits
+    assert [splits[name][0].words for name in ("train", "dev")] == [("a",), ("b",)]

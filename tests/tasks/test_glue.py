@@ -244,3 +244,33 @@ def test_what_is_not_there_is_said(tmp_path):
 def test_every_folder_belongs_to_one_task():
     names = [name for spec in SPECS.values() for name in spec.folders]
     assert len(names) == len(set(names))
+
+
+def test_a_test_file_loses_no_row(tmp_path):
+    """GLUE's server counts them; only the train file of QQP is known to be broken."""
+    head, row = ("id", "question1", "question2"), ("0", "Who?", "What?")
+    write(tmp_path / "QQP/train.tsv", (*head, "is_duplicate"), *((*row, i) for i in "01"))
+    write(tmp_path / "QQP/dev.tsv", (*head, "is_duplicate"), (*row, "1"))
+    write(tmp_path / "QQP/test.tsv", head, row, ("1", "Who?"))
+    with pytest.raises(UserError, match=r"test\.tsv' line 3 has 2 cells instead of 3"):
+        load_glue("qqp", tmp_path)
+
+
+def test_a_similarity_is_a_finite_number(tmp_path):
+    head = ("sentence1", "sentence2", "score")
+    write(tmp_path / "STS-B/train.tsv", head, ("a", "b", "1.5"), ("c", "d", "inf"))
+    with pytest.raises(UserError, match="line 3: the label is 'inf' instead of a number"):
+        load_glue("stsb", tmp_path)
+
+
+def test_a_folder_above_may_have_the_task_s_name_too(tmp_path):
+    rows = [("sentence1", "sentence2", "label"), ("a", "b", "0"), ("c", "d", "1")]
+    for split in ("train", "dev"):
+        write(tmp_path / f"wnli/WNLI/{split}.tsv", *rows)
+    assert load_glue("wnli", tmp_path / "wnli").splits["dev"]
+
+
+def test_the_diagnostic_file_in_mnli_s_own_folder_comes_first(tmp_path):
+    root = official(tmp_path)
+    write(root / "MNLI/AX.tsv", ("index", "sentence1", "sentence2"), ("0", "C.", "D."))
+    assert [e.text for e in load_glue("mnli", root).splits["ax"]] == ["C."]

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from electra.errors import UserError
+from electra.tasks.examples import Sentence
+from electra.tasks.load import load_task
 from electra.tasks.own import load_own, read_own
+from electra.tasks.split import content, set_aside
 
 
 def write(path: Path, *rows: dict) -> Path:
@@ -321,3 +324,65 @@ def test_one_more_file_of_a_known_task(tmp_path):
     (example,) = read_own(write(tmp_path / "c.csv", row), riddle.kind, riddle.columns)
     assert example.options == ("answer 0 0", "answer 0 1", "answer 0 2")
     assert example.label is None
+
+
+def test_a_task_has_the_whole_name_of_its_folder(tmp_path, monkeypatch):
+    write(tmp_path / "shop.de/train.csv", *reviews(9))
+    assert load_own("classify", tmp_path / "shop.de").name == "shop.de"
+    monkeypatch.chdir(tmp_path / "shop.de")
+    assert load_own("classify", Path()).name == "shop.de"
+
+
+@pytest.mark.parametrize("count", [100, 101])
+def test_a_hundred_numbers_may_be_classes(tmp_path, count):
+    rows = [{"text": f"x{i}", "label": i % count} for i in range(3 * count)]
+    warnings = load_own("classify", write(tmp_path / "a.jsonl", *rows)).warnings
+    assert any("regress" in warning for warning in warnings) == (count > 100)
+
+
+def test_options_of_two_names_are_in_doubt(tmp_path):
+    rows = [{"text": "x", "choice0": "a", "choice1": "b", "option2": "c", "label": 0}] * 4
+    assert "list of options" in refusal("choice", write(tmp_path / "a.jsonl", *rows))
+
+
+def test_neither_side_of_a_split_is_ever_empty(tmp_path):
+    for number in range(20):
+        texts = [f"a{number}", *["b"] * 19]
+        examples = [Sentence(id=str(i), text=text, label=0.5) for i, text in enumerate(texts)]
+        train, dev, _ = set_aside(tmp_path, examples, content)
+        assert len(train) + len(dev) == 20
+        assert {e.text for e in train}.isdisjoint(e.text for e in dev)
+
+
+def test_train_keeps_an_example_of_each_label_however_many_leave(tmp_path):
+    for number in range(60):
+        texts = [f"{number}-{i}" for i in range(16)]
+        examples = [Sentence(id=t, text=t, label=i // 2) for i, t in enumerate(texts)]
+        train, dev, _ = set_aside(tmp_path, examples, content)
+        assert len(dev) == 2
+        assert {e.label for e in train} == set(range(8))
+
+
+def test_questions_have_their_columns_by_name(tmp_path):
+    row = {"frage": "Who?", "absatz": "The barn burns.", "antwort": "barn"}
+    rows = [{"id": str(i), **row, "absatz": f"{row['absatz']} {i}"} for i in range(9)]
+    path = write(tmp_path / "a.jsonl", *rows)
+    task = load_task("qa", path, text="frage", pair="absatz", label="antwort")
+    example = task.splits["train"][0]
+    assert (example.question, example.context[:8]) == ("Who?", "The barn")
+    assert example.answers[0].text == "barn"
+    assert task.columns == {"question": "frage", "context": "absatz", "answer": "antwort"}
+
+
+@pytest.mark.parametrize("name", ["CoLA", "squad2", "conll2003"])
+@pytest.mark.parametrize("option", ["text", "pair", "label"])
+def test_the_columns_of_known_tasks_are_not_the_user_s(tmp_path, name, option):
+    with pytest.raises(UserError, match=f"--{option} is for your own files"):
+        load_task(name, tmp_path, **{option: "x"})
+
+
+def test_tags_have_no_second_text(tmp_path):
+    path = write(tmp_path / "a.jsonl", *[{"words": [f"w{i}"], "tags": ["X"]} for i in range(9)])
+    assert load_task("tag", path).kind == "tag"
+    with pytest.raises(UserError, match="--pair"):
+        load_task("tag", path, pair="words")

@@ -98,6 +98,8 @@ def test_the_scheme_found_allows_all_tags(scheme, rows):
         (["O O"], None),
         (["B-X I-X NOUN"], None),
         (["B- O"], None),
+        (["E-X L-X O"], None),  # ends of spans that never begin
+        (["B-X O", "O I-X"], "IOB2"),  # one breach in either
     ],
 )
 def test_schemes(rows, scheme):
@@ -117,6 +119,7 @@ def test_schemes(rows, scheme):
         ("B-X I-Y E-Y", "BIOES", [1]),
         ("O B-X", "BIOES", [1]),
         ("S-X I-X E-X", "BIOES", [1]),
+        ("B-X S-Y", "BIOES", [1]),
         ("B-X E-X", "BILOU", [1]),
         ("B-X L-X U-X", "BILOU", []),
         ("B-X NOUN S-X BI-X", "IOB2", [1, 2, 3]),

@@ -43,7 +43,9 @@ def test_csv_with_quotes_and_lines_inside(tmp_path):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-@pytest.mark.parametrize(("name", "separator"), [("a.csv", ","), ("a.csv", ";"), ("a.tsv", "\t")])
+@pytest.mark.parametrize(
+    ("name", "separator"), [("a.csv", ","), ("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", "\t")]
+)
 def test_line_ends_and_byte_order_mark(tmp_path, end, mark, name, separator):
     text = end.join(
         [separator.join(row) for row in (("text", "label"), ("grün", "1"), ("ab", "0"))]
@@ -189,3 +191,9 @@ def test_a_text_must_be_one(tmp_path):
     ):
         with pytest.raises(UserError, match=f"line {row.line}.*{words}"):
             table.text(row, "t")
+
+
+def test_what_a_spreadsheet_leaves_beside_and_below_the_table_is_passed_over(tmp_path):
+    path = write(tmp_path, "a.csv", "text,,label,\none,,1,\n,,,\n , ,,\ntwo,,0,\n,,,\n")
+    assert read_table(path).columns == ("text", "label")
+    assert values(path) == [["one", "1"], ["two", "0"]]

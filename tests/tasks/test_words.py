@@ -107,6 +107,9 @@ def test_words_without_tokens_and_words_too_long(kit):
         for words in (example.words, (long,))
     )
     assert features.cut
+    short = Tagged(id="c", words=("the",), tags=("O",))
+    features = encode_words([short, Tagged(id="b", words=(long,), tags=("O",))], *kit, 8, LABELS)
+    assert (features.cut, features.first_cut) == (1, 1)
 
 
 def test_unknown_tags_count_but_are_not_learnt(kit):

@@ -1,11 +1,14 @@
 """Files are written whole or not at all."""
 
+import json
+import math
 import shutil
 
 import pytest
 from safetensors import SafetensorError
 
 from electra.text.files import is_full, write_whole
+from electra.text.lines import to_json
 
 
 def test_broken_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -24,3 +27,8 @@ def test_a_full_disk_is_known_whoever_tells():
     assert not is_full(OSError(13, "Permission denied"))
     assert not is_full(SafetensorError("I/O error: Permission denied (os error 13)"))
     assert not is_full(ValueError("28"))
+
+
+def test_a_line_of_json_has_null_for_what_is_no_number_wherever_it_stands():
+    record = {"a": math.nan, "b": [1.5, (math.inf, {"c": -math.inf})]}
+    assert json.loads(to_json(record)) == {"a": None, "b": [1.5, [None, {"c": None}]]}

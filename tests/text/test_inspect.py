@@ -47,10 +47,14 @@ def test_figures_of_a_known_case(tmp_path):
     assert report.used_rate == 4 / 9  # ab, ##c, d and the unknown one
     assert ("x", "[UNK]") in report.examples
     assert warned(report, "high unknown rate")
+    assert warned(report, "text changes: 50.0%")
 
 
 def test_lost_accents_are_named_with_their_letters(look):
-    (warning,) = warned(look(GERMAN), "accents lost")
+    report = look(GERMAN)
+    (warning,) = warned(report, "accents lost")
+    assert report.changed_rate > 0.1
+    assert not warned(report, "text changes")  # it has been said
     assert "ö→o" in warning
     assert "ü→u" in warning
     assert "--keep-accents" in warning
@@ -125,3 +129,6 @@ def test_only_a_sample_is_read(tmp_path, tokenizer_folder):
     text.write_text("kari tomen " * 1000)  # one long document
     report = inspect_tokenizer(load_tokenizer(tokenizer_folder), [text], limit=100)
     assert report.text_bytes < 200
+    text.write_text("\n\n".join(["ö" * 10] * 1000), encoding="utf-8")  # bytes, not letters
+    report = inspect_tokenizer(load_tokenizer(tokenizer_folder), [text], limit=100)
+    assert 100 <= report.text_bytes < 150

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -404,7 +405,7 @@ def test_special_tokens_in_the_text_are_text(run, tmp_path):
     ("options", "message"),
     [
         ({"length": 7}, "--length is 7: choose one from 8"),
-        ({"length": 70_000}, "--length"),
+        ({"length": 65_536}, "--length"),
         ({"held_out": 1.0}, "--held-out"),
         ({"workers": 0}, "--workers"),
         ({"seed": -1}, "--seed"),
@@ -456,3 +457,73 @@ def test_index_tells_where_the_data_came_from(run, corpus, tmp_path):
     assert index["held_out"] == 0.01
     tokenizer = load_tokenizer(tmp_path / "shards" / "tokenizer")
     assert tokenizer.get_vocab_size() == index["vocabulary_size"]
+
+
+def test_a_recorded_chunk_whose_text_has_changed_is_done_again(run, tmp_path, monkeypatch, corpus):
+    text, real = tmp_path / "text.txt", encode.encode_chunk
+    text.write_bytes(corpus.read_bytes())
+
+    def broken(job, tokenizer, number, documents):
+        if number == 2:
+            raise KeyboardInterrupt
+        return real(job, tokenizer, number, documents)
+
+    monkeypatch.setattr(module, "encode_chunk", broken)
+    with pytest.raises(KeyboardInterrupt):
+        run(inputs=[text])
+    first, rest = text.read_bytes()[:60], text.read_bytes()[60:]
+    text.write_bytes(first.translate(bytes.maketrans(b"aeiou", b"eioua")) + rest)
+    monkeypatch.setattr(module, "encode_chunk", real)
+    assert run(inputs=[text]).skipped == 1
+    run("fresh", inputs=[text])
+    assert content(tmp_path / "shards") == content(tmp_path / "fresh")
+
+
+def test_a_folder_that_was_there_stays_when_nothing_was_done(run, tmp_path):
+    (tmp_path / "tiny.txt").write_text("kari")
+    (tmp_path / "shards").mkdir()
+    with pytest.raises(UserError, match="more text"):
+        run(inputs=[tmp_path / "tiny.txt"])
+    assert list((tmp_path / "shards").iterdir()) == []
+
+
+@pytest.mark.parametrize("value", ["true", None])
+def test_the_environment_is_as_before(run, monkeypatch, value):
+    name = "TOKENIZERS_PARALLELISM"
+    monkeypatch.delenv(name, raising=False)
+    if value is not None:
+        monkeypatch.setenv(name, value)
+    run()
+    assert os.environ.get(name) == value
+
+
+def test_the_size_of_a_dataset_of_the_hub_is_not_known(run, corpus, monkeypatch):
+    class Datasets:
+        @staticmethod
+        def load_dataset(name, config, *, split, streaming):
+            return iter([{"text": "kari tomen " * 30}])
+
+    monkeypatch.setitem(sys.modules, "datasets", Datasets)
+    states: list[module.Summary] = []
+    run(inputs=[corpus, "hub:me/data"], progress=states.append)
+    assert {state.total_bytes for state in states} == {None}
+
+
+def test_a_finished_folder_gives_the_same_summary(run, tmp_path, corpus):
+    """Also with a chunk that has no tokens, and so no shard."""
+    nothing = tmp_path / "nothing.txt"
+    nothing.write_text("\u200b" * CHUNK, encoding="utf-8")
+    fresh, again = (run(inputs=[corpus, nothing, nothing, corpus]) for _ in range(2))
+    assert fresh.shards == len(list((tmp_path / "shards").glob("*.bin")))
+    told = {"seconds": 0.0, "already": True, "read_bytes": 0, "total_bytes": None}
+    assert again == replace(fresh, **told)
+
+
+def test_the_field_of_the_text_can_be_named(run, tmp_path, corpus):
+    documents = corpus.read_text(encoding="utf-8").strip().split("\n\n")
+    lines = [json.dumps({"text": "kari", "body": document}) for document in documents]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    run("named", inputs=[tmp_path / "a.jsonl"], text_field="body")
+    run("plain")
+    named, plain = (rows_of(tmp_path / name) for name in ("named", "plain"))
+    assert all(np.array_equal(named[split], plain[split]) for split in plain)

@@ -124,6 +124,9 @@ def test_folders_are_read_sorted_without_hidden_files(tmp_path):
     assert documents(tmp_path) == ["one", "two", "three", "four"]
     assert documents(tmp_path / "*.txt") == ["one", "three"]
     assert documents(tmp_path / "**" / "*.jsonl") == ["four"]
+    (tmp_path / "sub" / "deep").mkdir()
+    as_text(tmp_path / "sub" / "deep" / "1.jsonl", b'{"text": "five"}')
+    assert documents(tmp_path / "**" / "*.jsonl") == ["four", "five"]
 
 
 def test_bom_and_line_ends(tmp_path):
@@ -188,6 +191,7 @@ def test_short_reads_are_joined(monkeypatch):
 def test_pieces_prefer_newlines_then_spaces(monkeypatch):
     monkeypatch.setattr(read, "PIECE", 10)
     assert list(pieces("aaaa\nbb ccccc")) == ["aaaa", "bb ccccc"]
+    assert list(pieces("aa\nbb\ncc dd ee ff")) == ["aa\nbb", "cc dd ee", "ff"]
     assert list(pieces("aaaa bbbb ccccc")) == ["aaaa bbbb", "ccccc"]
     assert list(pieces("a" * 25)) == ["a" * 10, "a" * 10, "a" * 5]
 
@@ -289,3 +293,32 @@ def test_empty_folder_and_folder_without_text(tmp_path):
 )
 def test_kind_by_ending(name, kind):
     assert Source(name=name, size=0, modified=0, alone=True).kind == kind
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_a_table_may_begin_with_blank_lines(tmp_path, kind):
+    mark = "\t" if kind == "tsv" else ","
+    as_text(tmp_path / f"a.{kind}", f"\n\nid{mark}text\n1{mark}one\n\n2{mark}two\n".encode())
+    as_text(tmp_path / "b.txt", b"three")
+    assert documents(tmp_path) == ["one", "two", "three"]
+
+
+def test_a_line_alone_is_too_long_and_not_many_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "BLOCK", 50)
+    monkeypatch.setattr(read, "RECORD", 100)
+    lines = [json.dumps({"text": f"number {i}"}) for i in range(40)]
+    path = as_text(tmp_path / "a.jsonl", "\n".join(lines).encode())
+    assert documents(path) == [f"number {i}" for i in range(40)]
+    as_text(path, "\n".join([*lines, json.dumps({"text": "x" * 200})]).encode())
+    with pytest.raises(UserError, match="a line of more than"):
+        documents(path)
+
+
+def test_all_bytes_of_a_parquet_file_are_reported(tmp_path):
+    arrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+    for rows in (1, 1500, 2600, 3700, 4800):
+        path = tmp_path / f"{rows}.parquet"
+        parquet.write_table(arrow.table({"text": [f"number {i}" for i in range(rows)]}), path)
+        reported = []
+        assert len(documents(path, on_bytes=reported.append)) == rows
+        assert sum(reported) == path.stat().st_size

@@ -172,6 +172,16 @@ def test_rare_characters_do_not_fill_the_vocabulary(tmp_path):
         assert set("karitomen") <= set(singles)
         assert "##k" in tokenizer.get_vocab()
         assert f"##{rare[0]}" not in tokenizer.get_vocab()  # ideographs are words of their own
+    text.write_text("龍龜" * 300 + rare, encoding="utf-8")
+    tokenizer = train_tokenizer([text], tmp_path / "late", vocab_size=2000)
+    assert {"龍", "龜"} <= set(tokenizer.get_vocab())  # frequent, though late in the order
+
+
+def test_a_word_is_the_same_tokens_at_the_start_of_a_line(trained):
+    tokenizer, _ = trained
+    alone = tokenizer.encode("kari", add_special_tokens=False).ids
+    inside = tokenizer.encode("to kari", add_special_tokens=False).ids
+    assert inside[-len(alone) :] == alone
 
 
 def test_bert_vocab_txt(tmp_path):
@@ -224,6 +234,9 @@ def test_unusual_names_come_from_the_settings(tmp_path):
     names = special_names(tmp_path)
     known = vocabulary(load_tokenizer(tmp_path), names)
     assert (known.pad, known.cls, known.sep, known.mask) == (0, 1, 2, 3)
+    both = word_tokenizer(*SPECIAL, "HIDE")
+    assert vocabulary(both, {"mask": "HIDE"}).mask == 5  # what is said comes before what is usual
+    assert vocabulary(both).mask == 4
     save_tokenizer(load_tokenizer(tmp_path), tmp_path / "again", names=names)
     assert special_names(tmp_path / "again") == names | {"unk": "[UNK]"}
 
@@ -236,3 +249,20 @@ def test_unreadable_tokenizers(tmp_path, content):
         load_tokenizer(tmp_path)
     with pytest.raises(UserError, match="There is no tokenizer"):
         load_tokenizer(tmp_path / "none")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_what_is_composed_without_an_accent_stays_composed(corpus, tmp_path, kind):
+    tokenizer = train_tokenizer([corpus], tmp_path, vocab_size=300, kind=kind)
+    assert tokenizer.normalizer.normalize_str("한국어 É") == "한국어 e"
+
+
+def test_truncation_and_padding_of_a_file_do_not_count(trained, tmp_path):
+    tokenizer, _ = trained
+    cut = Tokenizer.from_str(tokenizer.to_str())
+    cut.enable_truncation(4)
+    cut.enable_padding(length=50)
+    cut.save(str(tmp_path / "tokenizer.json"))
+    ids = load_tokenizer(tmp_path).encode("kari to men sul va pe no").ids
+    assert ids == tokenizer.encode("kari to men sul va pe no").ids
+    assert len(ids) > 4

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from electra.train import live
-from electra.train.live import LiveView, clock, shown
+from electra.train.live import LiveView, clock, figures_of, shown
 
 TRAIN = {
     "loss": 12.0,
@@ -92,3 +92,18 @@ def test_figures_as_people_read_them(key, value, text):
 )
 def test_clock(seconds, text):
     assert clock(seconds) == text
+
+
+def test_shares_are_shown_in_per_cent_and_losses_are_not():
+    for key, _ in (*live.FIGURES, *live.OTHER_FIGURES):
+        share = key.endswith(("accuracy", "precision", "recall", "rate"))
+        assert shown(key, 0.25) == ("25.0%" if share else "0.250"), key
+
+
+def test_one_network_has_one_loss():
+    def keys(*known: str) -> list[str]:
+        return [key for key, _ in figures_of(dict.fromkeys(known, 1.0))]
+
+    assert keys("loss", "model_loss", "model_accuracy") == ["model_loss", "model_accuracy"]
+    assert keys("loss", "mlm_loss", "model_loss") == ["loss", "mlm_loss", "model_loss"]
+    assert keys("loss", "mlm_loss", "detection_loss") == ["loss", "mlm_loss", "detection_loss"]

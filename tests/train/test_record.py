@@ -22,6 +22,19 @@ def test_written_and_read(tmp_path):
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()  # which is not JSON
 
 
+def test_a_tracker_hears_figures_alone_and_no_value_that_is_no_number(tmp_path):
+    calls = []
+
+    class Heard:
+        def log(self, figures, step):
+            calls.append((figures, step))
+
+    record = Record(tmp_path, Heard())
+    record.write("held_out", 5, auc=float("nan"), loss=1.5, reward=float("inf"))
+    record.write("event", 6, message="said")
+    assert calls == [({"held_out/loss": 1.5}, 5)]
+
+
 def test_a_cut_line_is_passed_over(tmp_path):
     record = Record(tmp_path)
     for step in (1, 2, 3):
@@ -69,6 +82,17 @@ def test_tensorboard_has_the_figures(tiny, with_train, tmp_path, console):
     ]
     assert events.Scalars("held_out/auc")[-1].step == 10
     assert "train/tokens_per_second" in events.Tags()["scalars"]
+
+
+def test_tensorboard_has_them_while_the_run_goes_on(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = open_tracker("tensorboard", tmp_path, {})
+    tracker.log({"train/loss": 1.5}, 3)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(p.step, p.value) for p in events.Scalars("train/loss")] == [(3, 1.5)]
+    tracker.close()
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])

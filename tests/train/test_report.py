@@ -11,7 +11,7 @@ import pytest
 from electra.errors import UserError
 from electra.train.live import figures_of, shown
 from electra.train.record import Record, read_metrics
-from electra.train.report import PANELS, write_report
+from electra.train.report import PANELS, _amount, series, write_report
 
 
 def picture_in(data: bytes):
@@ -47,6 +47,22 @@ def test_every_curve_has_points(finished):
         for kind, figure, _ in curves:
             points = [line for line in metrics if line["kind"] == kind and figure in line]
             assert points, f"{name}: {kind} {figure}"
+
+
+def test_a_curve_has_the_figures_of_its_kind_where_they_are_known():
+    lines = [("train", 5, 1.0), ("held_out", 5, 2.0), ("train", 10, None), ("train", 15, 0.0)]
+    metrics = [{"kind": kind, "step": step, "loss": loss} for kind, step, loss in lines]
+    assert series(metrics, "train", "loss") == ([5, 15], [1.0, 0.0])
+    assert series(metrics, "held_out", "loss") == ([5], [2.0])
+    assert series(metrics, "train", "auc") == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(999, "999"), (1000, "1.0 k"), (2.5e6, "2.5 M"), (3e9, "3.0 G"), (2.5e12, "2500.0 G")],
+)
+def test_amounts(count, text):
+    assert _amount(count) == text
 
 
 def test_without_a_place_it_goes_into_the_run(finished, tmp_path):

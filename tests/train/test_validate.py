@@ -1,5 +1,7 @@
 """Held-out figures against scikit-learn and scipy."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -8,11 +10,14 @@ from hypothesis import strategies as st
 from scipy.stats import entropy
 from sklearn.metrics import accuracy_score, precision_score, recall_score, roc_auc_score
 
+from electra.errors import UserError
 from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
 from electra.objectives.objective import Ids
 from electra.objectives.rtd import ReplacedTokenDetection
 from electra.objectives.settings import ObjectiveConfig
+from electra.text.prepare import prepare
+from electra.train.evaluate import evaluate, restore_run
 from electra.train.validate import auc, unigram_entropy, validate
 
 LENGTH = 24
@@ -132,3 +137,38 @@ def test_unigram_entropy(ids, special):
     kept = [i for i in ids if i not in special]
     expected = entropy(np.bincount(kept)) if kept else 0.0
     assert unigram_entropy(rows, tuple(special)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_run_is_evaluated_in_its_own_precision_and_micro_batches(
+    finished, data_folder, tmp_path, monkeypatch
+):
+    run, seen = shutil.copytree(finished, tmp_path / "run"), []
+    for file in run.rglob("config.yaml"):
+        text = file.read_text(encoding="utf-8")
+        assert "precision: auto\n" in text
+        assert "accumulate: 1\n" in text
+        text = text.replace("precision: auto\n", "precision: bf16\n")
+        file.write_text(text.replace("accumulate: 1\n", "accumulate: 2\n"), encoding="utf-8")
+    monkeypatch.setattr(
+        "electra.train.evaluate.validate",
+        lambda objective, rows, micro_batch, dtype: seen.append((len(rows), micro_batch, dtype)),
+    )
+    evaluate(run, data_folder, 7)
+    assert seen == [(7, 4, torch.bfloat16)]
+
+
+def test_a_run_is_not_evaluated_on_rows_longer_than_its_positions(
+    finished, corpus, tokenizer_folder, tmp_path
+):
+    positions = restore_run(finished)[0].model.positions
+    for length in (positions, positions + 1):
+        prepare(
+            [corpus],
+            tokenizer=tokenizer_folder,
+            out=tmp_path / str(length),
+            length=length,
+            workers=1,
+        )
+    evaluate(finished, tmp_path / str(positions), 4)
+    with pytest.raises(UserError, match=rf"Rows of {positions + 1} tokens do not fit"):
+        evaluate(finished, tmp_path / str(positions + 1), 4)

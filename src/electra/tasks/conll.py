@@ -188,12 +188,12 @@ def cells(text: str, separator: str | None) -> list[str]:
 
 def tag_column(path: Path, column: int | None, width: int, conllu: bool) -> int | None:
     """Where the tags are, counted from 0; None in a file with nothing but words."""
+    if width == 1:
+        return None
     if column is None:
         column = 4 if conllu else LAST
-        if width == 1:
-            return None
     place = column - 1 if column > 0 else width + column
-    if column == 0 or not 0 <= place < width or (width > 1 and place == 0):
+    if not 0 < place < width:
         raise UserError(
             f"'{path}' has {width} columns, of which the first is the word: there are no tags in "
             f"column {column}; count from 1, or from the end with -1."

@@ -37,6 +37,8 @@ def load_task(
         return load_glue(name, data)
     if name in SQUAD:
         return load_squad(name, data)
+    if name == "tag" and pair is not None:
+        raise UserError("--pair is for a second text, which tags do not have: leave it out.")
     if name == "tag" or name in CONLL:
         return load_tags(name, data, text=text, label=label)
     if name == "qa":

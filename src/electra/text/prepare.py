@@ -150,7 +150,8 @@ def run(
         for number, texts in enumerate(chunks):
             documents = list(map(str.encode, texts))
             if earlier := target.known(number, documents):
-                state = add(replace(state, skipped=state.skipped + 1), earlier, job)
+                state = replace(state, skipped=state.skipped + bool(earlier.rows))
+                state = add(state, earlier, job)
                 target.keep(earlier)
             else:
                 yield number, documents
@@ -221,7 +222,7 @@ def add(state: Summary, done: Done, job: Job) -> Summary:
         text_bytes=state.text_bytes + done.text_bytes,
         places=state.places + done.rows * job.length,
         size=state.size + done.size,
-        shards=state.shards + 1,
+        shards=state.shards + bool(done.rows),
     )
 
 

@@ -161,7 +161,7 @@ def read_table(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
         else csv.reader(lines, strict=True)
     )
     try:
-        header = next(rows, [])
+        header = next(filter(None, rows), [])
         if not header:
             return
         column = column_of(field, header, source.name)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from electra.errors import require
+from electra.text.files import write_whole
 from electra.text.lines import read_lines, to_json
 
 TrackerName = Literal["none", "tensorboard", "trackio", "wandb"]
@@ -37,9 +38,7 @@ class Record:
     def rewind(self, step: int) -> None:
         """Forget what was recorded after a checkpoint from which the run goes on."""
         kept = [line for line in read_metrics(self.path.parent) if line["step"] <= step]
-        partial = self.path.with_name(".metrics.jsonl.partial")
-        partial.write_text("".join(to_json(line) + "\n" for line in kept), encoding="utf-8")
-        partial.replace(self.path)
+        write_whole(self.path, "".join(to_json(line) + "\n" for line in kept).encode())
 
     def close(self) -> None:
         if self.tracker:
