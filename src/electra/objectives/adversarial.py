@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from electra.models.electra import Discriminator, Generator
 from electra.objectives.batch import Batch
-from electra.objectives.corrupt import Masked, put
-from electra.objectives.objective import Ids, Outcome, Sums, add_up, generator_sums
-from electra.objectives.rtd import SUMS, ReplacedTokenDetection, detection_sums, summarise
+from electra.objectives.corrupt import Masked
+from electra.objectives.objective import Ids, Outcome, Sums, add_up
+from electra.objectives.rtd import SUMS, ReplacedTokenDetection, summarise
 from electra.objectives.settings import ObjectiveConfig
 
 
@@ -32,19 +32,17 @@ class Adversarial(ReplacedTokenDetection):
 
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
         c = self.config
-        ids, segments, real, seen = batch
         assert isinstance(self.generator, Generator)
-        states = self.generator.states(masked.inputs, segments, seen, masked.positions)
+        inputs = (masked.inputs, batch.segments, batch.seen, masked.positions)
+        states = self.generator.states(*inputs)
         logits = self.generator.predict(states).float()
         guesses = self.read(logits, masked, sample=True)
-        corrupted = put(ids, masked.positions, guesses.samples, masked.drawn)
-        replaced = corrupted != ids
+        found = self.detect(batch, masked, guesses)
 
-        scores = self.discriminator(corrupted, segments, seen).float()
-        bce = F.binary_cross_entropy_with_logits(scores, replaced.float(), reduction="none")
-        detection_loss = (bce * real).sum()
-
-        reward = bce.detach().gather(1, masked.positions)  # (batch, slots)
+        assert found.replaced is not None
+        assert found.scores is not None
+        wrong = torch.where(found.replaced, -found.scores, found.scores)
+        reward = F.softplus(wrong).gather(1, masked.positions)  # its loss there, (batch, slots)
         # The states are cut off: the baseline judges the generator and does not teach it.
         expected = self.baseline(states.detach()).squeeze(-1).float()
         gain = reward + F.logsigmoid(expected.detach())  # R - b
@@ -55,12 +53,9 @@ class Adversarial(ReplacedTokenDetection):
         baseline_loss = (miss * masked.drawn).sum()
 
         taught = c.generator_weight * (baseline_loss - raised) / totals[0]
-        loss = taught + c.discriminator_weight * detection_loss / totals[1]
-        with torch.no_grad():
-            generated = generator_sums(guesses, masked)
-            detected = detection_sums(batch, detection_loss, replaced, scores, real)
-            sums = add_up(*generated, *detected, reward * masked.drawn, baseline_loss)
-        return Outcome(loss, sums, corrupted, replaced, scores.detach(), real)
+        loss = taught + c.discriminator_weight * found.loss / totals[1]
+        more = add_up(reward * masked.drawn, baseline_loss)
+        return found._replace(loss=loss, sums=torch.cat([found.sums, more]))
 
     def log_chance(self, logits: Tensor, samples: Tensor, masked: Masked) -> Tensor:
         """How likely each sample was, under the distribution that it was drawn from."""

@@ -13,6 +13,7 @@ from electra.objectives.corrupt import Masked, put
 from electra.objectives.objective import (
     GENERATOR_SUMS,
     Corrupting,
+    Guesses,
     Ids,
     Outcome,
     Sums,
@@ -57,39 +58,39 @@ class ReplacedTokenDetection(Corrupting):
         the micro-batches' gradients the gradient of the batch.
         """
         c = self.config
-        ids, segments, real, seen = batch
         # One pass serves the loss and the sample, dropout included.
         guesses = self.fill(batch, masked)
-        corrupted = put(ids, masked.positions, guesses.samples, masked.drawn)
-        replaced = corrupted != ids  # a correct guess counts as original
-
-        scores = self.discriminator(corrupted, segments, seen).float()
-        bce = F.binary_cross_entropy_with_logits(scores, replaced.float(), reduction="none")
-        detection_loss = (bce * real).sum()
-
+        found = self.detect(batch, masked, guesses)
         loss = (
             c.generator_weight * guesses.loss / totals[0]
-            + c.discriminator_weight * detection_loss / totals[1]
+            + c.discriminator_weight * found.loss / totals[1]
         )
+        return found._replace(loss=loss)
+
+    def detect(self, batch: Batch, masked: Masked, guesses: Guesses) -> Outcome:
+        """The discriminator's part; its loss is summed, and not weighted yet."""
+        corrupted = put(batch.ids, masked.positions, guesses.samples, masked.drawn)
+        replaced = corrupted != batch.ids  # a correct guess counts as original
+        judged = self.judged(batch, masked)
+
+        scores = self.discriminator(corrupted, batch.segments, batch.seen).float()
+        bce = F.binary_cross_entropy_with_logits(scores, replaced.float(), reduction="none")
+        loss = (bce * judged).sum()
         with torch.no_grad():
-            generated = generator_sums(guesses, masked)
-            detected = detection_sums(batch, detection_loss, replaced, scores, real)
-            sums = add_up(*generated, *detected)
-        return Outcome(loss, sums, corrupted, replaced, scores.detach(), real)
+            flagged = (scores > 0) & judged
+            detected = (batch.real, loss, replaced, flagged, flagged & replaced, judged)
+            sums = add_up(*generator_sums(guesses, masked), *detected)
+        return Outcome(loss, sums, corrupted, replaced, scores.detach(), judged)
+
+    def judged(self, batch: Batch, masked: Masked) -> Tensor:
+        """Where the loss asks for a verdict: every real token."""
+        return batch.real
 
     def summarise(self, sums: Sums) -> dict[str, float]:
         return summarise(sums, self.config)
 
     def networks(self) -> dict[str, Generator | Discriminator]:
         return {"discriminator": folded(self.discriminator)} | self.exported_generator()
-
-
-def detection_sums(
-    batch: Batch, loss: Tensor, replaced: Tensor, scores: Tensor, judged: Tensor
-) -> tuple[Tensor, ...]:
-    """The discriminator's part of `SUMS`, over the positions that are judged."""
-    flagged = (scores > 0) & judged
-    return batch.real, loss, replaced, flagged, flagged & replaced, judged
 
 
 def summarise(sums: Sums, config: ObjectiveConfig) -> dict[str, float]:

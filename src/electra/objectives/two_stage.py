@@ -12,12 +12,11 @@ of the frozen generator stay what they were and are not used any more.
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from electra.models.electra import Discriminator, Generator
 from electra.objectives.batch import Batch
-from electra.objectives.corrupt import Masked, put
+from electra.objectives.corrupt import Masked
 from electra.objectives.objective import (
     Ids,
     Outcome,
@@ -26,7 +25,7 @@ from electra.objectives.objective import (
     generator_figures,
     generator_sums,
 )
-from electra.objectives.rtd import ReplacedTokenDetection, detection_sums, summarise
+from electra.objectives.rtd import ReplacedTokenDetection, summarise
 from electra.objectives.settings import ObjectiveConfig
 
 HALF = 0.5
@@ -79,7 +78,7 @@ class TwoStage(ReplacedTokenDetection):
         return min(1.0, (progress - HALF) / (1 - HALF) if progress >= HALF else progress / HALF)
 
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
-        return (self.detect if self.second else self.learn_words)(batch, masked, totals)
+        return (self.learn_verdicts if self.second else self.learn_words)(batch, masked, totals)
 
     def learn_words(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
         """The first stage: masked language modelling; the discriminator is not asked."""
@@ -90,22 +89,12 @@ class TwoStage(ReplacedTokenDetection):
             sums = add_up(*generated, *nothing)
         return Outcome(guesses.loss / totals[0], sums)
 
-    def detect(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
+    def learn_verdicts(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
         """The second stage: the detection loss alone."""
-        ids, segments, real, seen = batch
         with torch.no_grad():
             guesses = self.fill(batch, masked)
-        corrupted = put(ids, masked.positions, guesses.samples, masked.drawn)
-        replaced = corrupted != ids
-        scores = self.discriminator(corrupted, segments, seen).float()
-        bce = F.binary_cross_entropy_with_logits(scores, replaced.float(), reduction="none")
-        detection_loss = (bce * real).sum()
-        with torch.no_grad():
-            generated = generator_sums(guesses, masked)
-            detected = detection_sums(batch, detection_loss, replaced, scores, real)
-            sums = add_up(*generated, *detected)
-        loss = self.config.discriminator_weight * detection_loss / totals[1]
-        return Outcome(loss, sums, corrupted, replaced, scores.detach(), real)
+        found = self.detect(batch, masked, guesses)
+        return found._replace(loss=self.config.discriminator_weight * found.loss / totals[1])
 
     def summarise(self, sums: Sums) -> dict[str, float]:
         """As for joint training, but `loss` is what the present stage lowers."""
