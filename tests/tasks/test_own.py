@@ -1,6 +1,7 @@
 """Tasks from one's own files: which columns count, which labels there are, what is refused."""
 
 import csv
+import gzip
 import json
 from pathlib import Path
 
@@ -329,6 +330,9 @@ def test_one_more_file_of_a_known_task(tmp_path):
 def test_a_task_has_the_whole_name_of_its_folder(tmp_path, monkeypatch):
     write(tmp_path / "shop.de/train.csv", *reviews(9))
     assert load_own("classify", tmp_path / "shop.de").name == "shop.de"
+    packed = tmp_path / "film.2.csv.gz"
+    packed.write_bytes(gzip.compress(write(tmp_path / "film.csv", *reviews(20)).read_bytes()))
+    assert load_own("classify", packed).name == "film.2"
     monkeypatch.chdir(tmp_path / "shop.de")
     assert load_own("classify", Path()).name == "shop.de"
 

@@ -1,7 +1,10 @@
 """Tables of one's own: what is read, which line a row starts in, and what is refused how."""
 
+import bz2
 import csv
+import gzip
 import json
+import lzma
 import tempfile
 from pathlib import Path
 
@@ -158,6 +161,16 @@ def test_half_a_surrogate_pair_becomes_text_that_can_be_encoded(tmp_path):
 )
 def test_refusals_name_file_and_line(tmp_path, name, content, words):
     assert words in refusal(write(tmp_path, name, content))
+
+
+@pytest.mark.parametrize("pack", [gzip, lzma, bz2])
+def test_compressed_tables(tmp_path, pack):
+    ends = {gzip: ".gz", lzma: ".xz", bz2: ".bz2"}[pack]
+    content = b'text,label\n"a\rb",1\n'
+    path = write(tmp_path, f"a.csv{ends}", pack.compress(content))
+    assert read_table(path).rows == read_table(write(tmp_path, "a.csv", content)).rows
+    path.write_bytes(path.read_bytes()[:-4])
+    assert "truncated or damaged" in refusal(path)
 
 
 def test_files_that_are_not_there(tmp_path):

@@ -11,6 +11,7 @@ from electra.hub.ask import locate
 from electra.hub.heads import TaskCard, load_task_model
 from electra.tasks.conll import more_tagged
 from electra.tasks.examples import Sentence, Tagged
+from electra.tasks.folder import ending
 from electra.tasks.glue import GLUE, read_split
 from electra.tasks.own import read_own
 from electra.tasks.spans import to_scheme
@@ -66,11 +67,11 @@ def read_examples(source: Path, card: TaskCard) -> list[Any]:
     """A file of texts (.txt, one per line), or a table or JSON with the task's columns."""
     if card.kind == "qa":
         return more_questions(source, columns=Columns(**card.columns))
-    if source.suffix.lower() == ".txt" and not (card.kind == "tag" and in_columns(source, card)):
+    if ending(source) == ".txt" and not (card.kind == "tag" and in_columns(source, card)):
         return plain_lines(source, card)
     if card.kind == "tag":
         return more_tagged(source, card.columns)
-    if card.name in GLUE and not card.columns and source.suffix.lower() == ".tsv":
+    if card.name in GLUE and not card.columns and ending(source) == ".tsv":
         return read_split(card.name, source, hidden=True)[0]
     columns = card.columns or ({"text": "text", "pair": "pair"} if card.pairs else {"text": "text"})
     return read_own(source, card.kind, columns)  # type: ignore[arg-type]

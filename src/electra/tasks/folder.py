@@ -45,6 +45,11 @@ def ending(path: Path) -> str:
     return next((each for each in reversed(endings) if each not in COMPRESSED), "")
 
 
+def bare_name(path: Path) -> str:
+    """A file's name without its endings."""
+    return path.with_suffix("").stem if path.suffix.lower() in COMPRESSED else path.stem
+
+
 def split_files(
     folder: Path, *, endings: Collection[str] | None = None, version: str = ""
 ) -> dict[str, Path]:

@@ -8,7 +8,7 @@ from typing import Any
 from electra.errors import UserError
 from electra.tasks.columns import Columns, OwnKind, find_columns
 from electra.tasks.examples import Choice, Kind, Sentence, Task
-from electra.tasks.folder import find_folder, split_files
+from electra.tasks.folder import bare_name, find_folder, split_files
 from electra.tasks.split import content, set_aside, shared
 from electra.tasks.table import CSV, JSON, Row, Table, json_kind, read_table, short
 from electra.text.read import clean
@@ -51,7 +51,7 @@ def load_own(
             "too: the score will be too good."
         )
     return Task(
-        name=data.stem if data.is_file() else data.resolve().name,
+        name=bare_name(data) if data.is_file() else data.resolve().name,
         kind=asked,
         splits=splits,
         labels=labels,

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError, nearest
+from electra.tasks.folder import ending
 from electra.text.read import FIELD, clean
+from electra.text.sources import blocks, file_source
 
 CSV = (".csv",)
 TSV = (".tsv", ".tab", ".txt")
@@ -96,15 +98,15 @@ def read_table(path: Path) -> Table:
     The first line of CSV and TSV names the columns. A .json file may also be one list of objects.
     In a TSV file quotation marks are text unless the file shows that they are not (`tsv_cells`).
     """
-    ending = path.suffix.lower()
-    if ending not in ENDINGS:
+    kind = ending(path)
+    if kind not in ENDINGS:
         raise UserError(f"'{path}' is no table that can be read: name a file {', '.join(ENDINGS)}.")
     text = read_text(path)
-    if ending in JSON:
+    if kind in JSON:
         rows = list(json_list(path, text) if text.lstrip()[:1] == "[" else json_lines(path, text))
         columns = tuple(dict.fromkeys(name for row in rows for name in row.values))
     else:
-        cells = csv_cells(path, text) if ending in CSV else tsv_cells(path, text)
+        cells = csv_cells(path, text) if kind in CSV else tsv_cells(path, text)
         columns, rows = with_header(path, cells)
     if not rows:
         raise UserError(f"'{path}' has no rows: fill it or name another file.")
@@ -112,13 +114,13 @@ def read_table(path: Path) -> Table:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file with or without a byte order mark, not empty."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"There is no file '{path}': check the name.") from None
-    except OSError as error:
-        raise UserError(f"'{path}' cannot be read ({error.strerror}): name a file.") from None
+    """The text of a UTF-8 file, plain or compressed, with or without a byte order mark, not empty.
+
+    Its line ends are left as they are, for a text may hold a lone one.
+    """
+    if not path.exists():
+        raise UserError(f"There is no file '{path}': check the name.")
+    content = b"".join(blocks(file_source(path, alone=True), lambda count: None))
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise UserError(
             f"'{path}' line 1 is UTF-16, not UTF-8: convert the file with "
