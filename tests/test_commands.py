@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -164,6 +165,21 @@ def test_the_program_itself(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_lacks_a_letter_ends_nothing(encoding, finished, data_folder, tmp_path):
+    run = tmp_path / "東京"
+    shutil.copytree(finished, run)
+    done = subprocess.run(
+        [sys.executable, "-m", "electra", "pretrain", "--resume", "--out", str(run)],
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"\u6771\u4eac/checkpoints" in done.stdout
+
+
 def test_recipes(electra):
     code, out, _ = electra("recipes")
     assert code == 0
@@ -254,6 +270,7 @@ def test_a_printed_recipe_can_be_trained(electra, data_folder, tmp_path):
         (("detect", "{run}", ""), "text is empty"),
         (("fill", "{run}", "no mask"), "no [MASK] in the text"),
         (("detect", "{run}", "\udcff"), "not valid UTF-8"),
+        (("pretrain", "toy", "--data", "{data}", "--out", "{out}\udcff"), "not valid UTF-8"),
         (("fill", "{run}", "\udcff [MASK]"), "not valid UTF-8"),
         (("report", "{out}"), "no figures yet"),
         (("report", "{run}", "--out", "{file}"), "cannot be used: File exists"),
@@ -393,7 +410,9 @@ def test_the_data_of_a_run_is_gone(refused, finished, tmp_path):
     config = run / "config.yaml"
     folder = read_folder(config)
     config.write_text(config.read_text().replace(folder, str(tmp_path / "moved")))
-    assert "no folder of token shards" in refused("pretrain", "--resume", "--out", run)
+    sentence = refused("pretrain", "--resume", "--out", run)
+    assert "no folder of token shards" in sentence
+    assert "--data" in sentence
 
 
 def read_folder(config: Path) -> str:

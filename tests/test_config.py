@@ -15,6 +15,14 @@ def test_there_and_back(name):
     assert from_yaml(PretrainConfig, to_yaml(config), "x") == config
 
 
+@pytest.mark.parametrize(
+    "text", ["a\nb", "a\r\nb 'c' \"d\" 😀", "\n", "# ö: [x]", "word " * 3000, "\u2028"]
+)
+def test_a_text_of_any_kind_there_and_back(text):
+    config = override(recipe("toy"), [f"data.folder={text}"])
+    assert from_yaml(PretrainConfig, to_yaml(config), "x") == config
+
+
 def test_every_setting_has_a_help():
     def kinds(config):
         yield type(config)

@@ -20,7 +20,7 @@ def quick(monkeypatch):
 
 
 def test_the_whole_way(quick, tmp_path, console):
-    out = tmp_path / "demo"
+    out = tmp_path / "[" / "b]demo"  # a path is no markup
     run.run_demo(out, "20steps", console)
     shown = console.file.getvalue()
     for words in ("recall", "AUC", "generator", "verdict", "pre-trained", "from scratch"):

@@ -82,7 +82,11 @@ def to_yaml(config: Any, indent: int = 0) -> str:
         if dataclasses.is_dataclass(value):
             lines += [f"{space}{f.name}:", to_yaml(value, indent + 1).rstrip("\n")]
         else:
-            text = yaml.safe_dump(_plain(value), default_flow_style=True, width=10_000)
+            # In double quotes a line end is written as \n, so that a value has one line.
+            style = '"' if isinstance(value, str) and "\n" in value else None
+            text = yaml.safe_dump(
+                _plain(value), default_flow_style=True, default_style=style, width=math.inf
+            )
             lines.append(f"{space}{f.name}: {text.splitlines()[0]}")
     return "\n".join(lines) + "\n"
 

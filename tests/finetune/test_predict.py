@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -276,6 +277,11 @@ def test_a_model_of_the_hub_comes_with_its_card(tuned, reviews, tmp_path, monkey
     assert said("someone/reviews", reviews / "dev.csv") == said(str(tuned), reviews / "dev.csv")
 
 
+def test_every_line_end_ends_a_text(tuned, tmp_path):
+    (tmp_path / "x.txt").write_bytes(b"the old bread\rcargo\r\ndig\n")
+    assert [r["id"] for r in said(str(tuned), tmp_path / "x.txt")] == ["1", "2", "3"]
+
+
 def test_the_command(electra, tuned, tmp_path):
     (tmp_path / "x.txt").write_text("the old bread\ncargo – schön\n")
     code, out, err = electra("predict", tuned, tmp_path / "x.txt")
@@ -286,6 +292,22 @@ def test_the_command(electra, tuned, tmp_path):
     assert (code, shown, err) == (0, "", "")
     assert (tmp_path / "y.jsonl").read_text() == out
     assert {p.name for p in tmp_path.iterdir()} == {"x.txt", "y.jsonl"}  # no temporary file
+
+
+def test_a_link_or_a_pipe_for_the_answers_stays_one(electra, tuned, tmp_path):
+    (tmp_path / "x.txt").write_text("the old bread\n")
+    (tmp_path / "there").mkdir()
+    link, pipe = tmp_path / "link.jsonl", tmp_path / "pipe"
+    link.symlink_to("there/y.jsonl")
+    assert electra("predict", tuned, tmp_path / "x.txt", "--out", link) == (0, "", "")
+    assert link.is_symlink()
+    assert "bread" in (tmp_path / "there" / "y.jsonl").read_text()
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert electra("predict", tuned, tmp_path / "x.txt", "--out", pipe) == (0, "", "")
+    assert pipe.is_fifo()
+    assert b"bread" in os.read(reader, 10_000)
+    os.close(reader)
 
 
 def test_answers_that_nobody_reads_are_not_looked_for(unread, tuned, tmp_path):

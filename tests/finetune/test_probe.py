@@ -184,6 +184,14 @@ def test_the_command(electra, both, blimp):
         assert row.replace("│", " ").split() == wanted
 
 
+def test_a_phenomenon_is_no_markup(electra, both, blimp):
+    file = blimp / "npi.jsonl"
+    file.write_text(file.read_text().replace('"npi"', '"[/npi]"'))
+    code, out, _ = electra("probe", both, "--data", blimp)
+    assert code == 0
+    assert "[/npi]" in out
+
+
 def test_mistakes(refused, both, blimp, tuned, tmp_path):
     command = ("probe", both, "--data", blimp)
     assert "discriminator, generator or both" in refused(*command, "--network", "encoder")

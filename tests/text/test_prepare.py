@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -128,6 +129,36 @@ def test_changed_input_is_refused_once_finished(run, tmp_path, make_text):
     with pytest.raises(UserError, match="other versions of these files"):
         run(inputs=[text])
     assert content(tmp_path / "shards") == before
+
+
+def test_input_that_changes_meanwhile_is_refused(run, tmp_path, make_text):
+    """Not given out as whole; the same command then takes the text as it is."""
+    text = tmp_path / "text.txt"
+    text.write_text(make_text(300))
+
+    def cut(state):
+        if state.documents:
+            os.truncate(text, 100_000)
+
+    with pytest.raises(UserError, match="has changed while it was read"):
+        run(inputs=[text], progress=cut)
+    assert not (tmp_path / "shards" / "index.json").exists()
+    run(inputs=[text])
+    run("fresh", inputs=[text])
+    assert content(tmp_path / "shards") == content(tmp_path / "fresh")
+
+
+def test_a_file_whose_name_is_not_utf8(run, tmp_path, corpus):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    try:
+        shutil.copy(corpus, folder / "caf\udce9.txt")
+    except (OSError, UnicodeError):
+        pytest.skip("this file system takes no such name")
+    run(inputs=[folder])
+    index = json.loads((tmp_path / "shards" / "index.json").read_text(encoding="utf-8"))
+    assert [s["name"] for s in index["sources"]] == [str(folder / "caf\udce9.txt")]
+    assert run(inputs=[folder]).already
 
 
 def test_foreign_files_are_refused(run, tmp_path):

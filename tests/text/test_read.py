@@ -2,9 +2,11 @@
 
 import bz2
 import csv
+import errno
 import gzip
 import json
 import lzma
+import os
 import sys
 from pathlib import Path
 
@@ -127,6 +129,23 @@ def test_folders_are_read_sorted_without_hidden_files(tmp_path):
     (tmp_path / "sub" / "deep").mkdir()
     as_text(tmp_path / "sub" / "deep" / "1.jsonl", b'{"text": "five"}')
     assert documents(tmp_path / "**" / "*.jsonl") == ["four", "five"]
+
+
+def test_a_folder_in_a_folder_that_may_not_be_read_is_told(tmp_path, monkeypatch):
+    scandir = os.scandir
+
+    def refuse(path):
+        if Path(path).name in ("locked", ".locked"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    as_text(tmp_path / "a.txt", b"one")
+    (tmp_path / ".locked").mkdir()
+    assert documents(tmp_path) == ["one"]
+    (tmp_path / "locked").mkdir()
+    with pytest.raises(UserError, match="locked' cannot be read: Permission denied"):
+        documents(tmp_path)
 
 
 def test_bom_and_line_ends(tmp_path):
@@ -293,6 +312,13 @@ def test_empty_folder_and_folder_without_text(tmp_path):
 )
 def test_kind_by_ending(name, kind):
     assert Source(name=name, size=0, modified=0, alone=True).kind == kind
+
+
+def test_a_folder_may_be_called_like_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("hub:x").mkdir()
+    Path("hub:x/a.txt").write_text("one\n\ntwo")
+    assert documents("./hub:x") == ["one", "two"]
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv"])

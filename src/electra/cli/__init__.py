@@ -1,5 +1,6 @@
 """The command line: one verb per intention; what a verb needs is imported when it runs."""
 
+import io
 import sys
 from typing import Annotated
 
@@ -69,12 +70,30 @@ def fail(message: str, code: int) -> int:
 
 def main() -> None:
     """Run the command line; what the user can put right is told without a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        # A letter that the terminal's encoding lacks must not end a run.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(run_app())
+
+
+def check_arguments() -> None:
+    """Refuse what no file of a run could hold, nor the libraries that read models open."""
+    for argument in sys.argv[1:]:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            shown = argument.encode(errors="backslashreplace").decode()
+            raise UserError(
+                f"The argument '{shown}' is not valid UTF-8: write it in UTF-8, and rename a "
+                "file that has such a name; if it is UTF-8, set PYTHONUTF8=1."
+            ) from None
 
 
 def run_app() -> int:
     """Run the command of sys.argv and return the exit code."""
     try:
+        check_arguments()
         app(standalone_mode=True)
     except UserError as error:
         return fail(str(error), 2)

@@ -1,6 +1,7 @@
 """The verbs after pre-training: finetune, glue, predict, probe."""
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -224,7 +225,11 @@ def predict(
         for line in lines:
             typer.echo(line)
         return
-    write_whole(out, "".join(f"{line}\n" for line in lines).encode())
+    content = "".join(f"{line}\n" for line in lines).encode()
+    if out.exists() and not out.is_file():  # a pipe or a device is written to, not replaced
+        out.write_bytes(content)
+    else:
+        write_whole(Path(os.path.realpath(out)), content)  # a link stays a link
 
 
 def probe(
@@ -243,6 +248,7 @@ def probe(
     Example:  electra probe runs/first --data blimp
     """
     from rich.table import Table
+    from rich.text import Text
 
     from electra.errors import UserError
     from electra.finetune.probe import probe as ask
@@ -267,7 +273,7 @@ def probe(
     table = Table("phenomenon", "pairs", *names)
     for number, p in enumerate(found[names[0]]):
         shares = [f"{found[name][number].accuracy:.1%}" for name in names]
-        table.add_row(p.phenomenon, f"{p.pairs:,}", *shares)
+        table.add_row(Text(p.phenomenon), f"{p.pairs:,}", *shares)
     table.add_section()
     table.add_row("all", f"{len(pairs):,}", *(f"{total[name]:.1%}" for name in names))
     console.print(table)

@@ -76,8 +76,9 @@ def score(
     """
     from electra.hub.ask import score_sentences
     from electra.tasks.table import read_text
+    from electra.text.read import clean
 
-    lines = [line.strip() for line in read_text(source).split("\n") if line.strip()]
+    lines = [line.strip() for line in clean(read_text(source)).split("\n") if line.strip()]
     for line, found in zip(lines, score_sentences(model, lines), strict=True):
         if as_json:
             typer.echo(json.dumps({"score": found, "text": line}, ensure_ascii=False))

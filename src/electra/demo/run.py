@@ -107,16 +107,19 @@ def run_demo(out: Path, budget: str | None, console: Console) -> None:
     show_learned(console, metrics)
     show_sentences(console, out / "run", sentences(aside, 6, seed=4)[::2])
     picture, page = write_report(out / "run", out)
-    console.print(f"Curves: {picture}   Page: {page}", soft_wrap=True)
+    console.print(f"Curves: {picture}   Page: {page}", soft_wrap=True, markup=False)
     heading(console, 5, "Fine-tuning: is a sentence in order, or did words change places?")
     scores = compare(console, out / "run", speeches, aside)
     seconds = time.monotonic() - began
     result = {"seconds": round(seconds, 1), "held_out": metrics, "order_accuracy": scores}
     (out / MARK).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    console.print(f"\nThe demo took {seconds / 60:.1f} minutes; everything is in {out}/\n")
+    took = f"\nThe demo took {seconds / 60:.1f} minutes; everything is in {out}/\n"
+    console.print(took, markup=False)
     if shutil.which("electra") is None:  # run from its environment, which the shell does not know
         activate = Path(sys.prefix) / "bin" / "activate"
-        console.print(f"First, once in each shell:  source {activate}\n", soft_wrap=True)
+        console.print(
+            f"First, once in each shell:  source {activate}\n", soft_wrap=True, markup=False
+        )
     console.print(NEXT, highlight=False, markup=False, soft_wrap=True)
 
 

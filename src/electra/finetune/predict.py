@@ -18,6 +18,7 @@ from electra.tasks.spans import to_scheme
 from electra.tasks.squad import more_questions
 from electra.tasks.squad_files import Columns
 from electra.tasks.table import read_text
+from electra.text.read import clean
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
 from electra.train.device import Device, Precision, choose_device, choose_precision
 
@@ -93,7 +94,7 @@ def plain_lines(source: Path, card: TaskCard) -> list[Any]:
             f"The model wants two texts, and '{source}' has one per line: give a table (.csv, "
             ".tsv, .jsonl) with the columns of the training file."
         )
-    lines = [line.strip() for line in read_text(source).split("\n")]
+    lines = [line.strip() for line in clean(read_text(source)).split("\n")]
     numbered = [(str(n), line) for n, line in enumerate(lines, 1) if line]
     if card.kind == "tag":
         return [Tagged(id=n, words=tuple(line.split())) for n, line in numbered]

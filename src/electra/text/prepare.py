@@ -161,6 +161,7 @@ def run(
             target.record(done)
             state = add(state, done, job)
             report(state)
+    target.refuse_changed()
     held = target.finish(job)
     return replace(state, held_out_rows=held, seconds=time.monotonic() - began)
 

@@ -6,6 +6,7 @@ import glob
 import gzip
 import io
 import lzma
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class Source:
     @property
     def kind(self) -> str:
         """The format by the ending, without that of a compression: txt, jsonl, csv, …"""
-        if self.name.startswith("hub:"):
+        if self.size is None:  # not by its name: a folder may be called hub:…, too
             return "hub"
         endings = [s.lower() for s in Path(self.name).suffixes]
         if endings and endings[-1] in COMPRESSED:
@@ -76,7 +77,7 @@ def find(name: str) -> Iterator[Source]:
         yield file_source(path, alone=True)
         return
     if path.is_dir():
-        found = [p for p in path.rglob("*") if p.is_file() and not hidden(p.relative_to(path))]
+        found = [p for p in files_below(path) if p.is_file()]
         if not found:
             raise UserError(f"The folder '{name}' holds no file: name one that holds text.")
     elif glob.has_magic(name):
@@ -87,6 +88,17 @@ def find(name: str) -> Iterator[Source]:
         raise UserError(f"There is no file or folder '{name}': check the path.")
     for each in sorted(found, key=lambda p: p.as_posix()):
         yield file_source(each, alone=False)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """The files of a folder and its folders, but for hidden ones; none is passed over unread."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"'{error.filename}' cannot be read: {error.strerror}.")
+
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not hidden(Path(name))]
+        yield from (Path(place) / name for name in files if not hidden(Path(name)))
 
 
 def hidden(path: Path) -> bool:

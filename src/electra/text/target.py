@@ -21,6 +21,7 @@ from electra.text.sources import Source
 from electra.text.tokenizer import save_tokenizer
 
 JOURNAL = "journal.jsonl"
+ESCAPED = "backslashreplace"  # of a file's name that is not UTF-8; JSON has the same escape
 SHARD = re.compile(r"shard-\d{5,}\.bin")
 TOTALS = ("documents", "rows", "tokens", "text_tokens", "lost_tokens", "unknown", "text_bytes")
 
@@ -118,7 +119,7 @@ class Target:
         self.remove_temporary()
         lines = [{"request": self.request}, *(asdict(done) for done in self.earlier.values())]
         content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        write_whole(self.folder / JOURNAL, content.encode())
+        write_whole(self.folder / JOURNAL, content.encode(errors=ESCAPED))
 
     def save_tokenizer(self, content: str, names: dict[str, str]) -> None:
         """Put the tokenizer beside the shards."""
@@ -145,6 +146,19 @@ class Target:
             file.write((json.dumps(asdict(done)) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
+
+    def refuse_changed(self) -> None:
+        """Refuse a file that is not what it was at the beginning: half of it may have been read."""
+        for source in self.sources:
+            path = Path(str(source["name"]))
+            if source["size"] is None or not path.is_file():  # what is gone now was read whole
+                continue
+            state = path.stat()
+            if (state.st_size, state.st_mtime_ns) != (source["size"], source["modified"]):
+                raise UserError(
+                    f"'{path}' has changed while it was read: run the same command again when "
+                    "nothing writes to it; it goes on where it stopped."
+                )
 
     def finish(self, job: Job) -> int:
         """Write the index, which makes the folder valid, and return the rows held out."""
@@ -191,7 +205,7 @@ class Target:
         }
         self.remove_shards(keep={shard_name(each.number) for each in full})
         content = json.dumps(index, indent=1, ensure_ascii=False) + "\n"
-        write_whole(self.folder / INDEX, content.encode())
+        write_whole(self.folder / INDEX, content.encode(errors=ESCAPED))
         self.finished = True
         return sum(held)
 

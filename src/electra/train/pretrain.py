@@ -139,6 +139,11 @@ def resume(out: Path, console: Console, data: Path | None = None) -> int:
     config = read_run_config(out)
     if data is not None:  # the shards may have moved; their digest is compared below
         config = replace(config, data=replace(config.data, folder=str(data)))
+    elif not Path(config.data.folder).is_dir():
+        raise UserError(
+            f"'{config.data.folder}', the data of {out}, is no folder of token shards any more: "
+            "say with --data where it is now."
+        )
     with run_folder(out):
         shards = open_data(config.data, config.model.positions)
         if shards.fingerprint != fingerprint(load_tokenizer(out / "tokenizer")):
