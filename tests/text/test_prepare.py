@@ -172,18 +172,24 @@ def test_foreign_files_are_refused(run, tmp_path):
         run("file")
 
 
+def stopping(at):
+    """`encode_chunk`, with Ctrl-C at a chunk."""
+    real = encode.encode_chunk
+
+    def broken(job, tokenizer, number, documents):
+        if number == at:
+            raise KeyboardInterrupt
+        return real(job, tokenizer, number, documents)
+
+    return broken
+
+
 def test_stopped_run_goes_on(run, tmp_path, monkeypatch):
     """Broken off at each shard: the same bytes, and finished shards are not done again."""
     run("whole")
     real, calls = encode.encode_chunk, []
     for stop in (0, 1, 3):
-
-        def broken(job, tokenizer, number, documents, stop=stop):
-            if number == stop:
-                raise KeyboardInterrupt
-            return real(job, tokenizer, number, documents)
-
-        monkeypatch.setattr(module, "encode_chunk", broken)
+        monkeypatch.setattr(module, "encode_chunk", stopping(stop))
         with pytest.raises(KeyboardInterrupt):
             run(f"cut{stop}")
         assert not (tmp_path / f"cut{stop}" / "index.json").exists()
@@ -196,14 +202,7 @@ def test_stopped_run_goes_on(run, tmp_path, monkeypatch):
 
 def test_torn_journal_and_damaged_shard_are_redone(run, tmp_path, monkeypatch):
     run("whole")
-    real = encode.encode_chunk
-
-    def broken(job, tokenizer, number, documents):
-        if number == 3:
-            raise KeyboardInterrupt
-        return real(job, tokenizer, number, documents)
-
-    monkeypatch.setattr(module, "encode_chunk", broken)
+    monkeypatch.setattr(module, "encode_chunk", stopping(3))
     with pytest.raises(KeyboardInterrupt):
         run()
     monkeypatch.undo()
@@ -493,13 +492,7 @@ def test_index_tells_where_the_data_came_from(run, corpus, tmp_path):
 def test_a_recorded_chunk_whose_text_has_changed_is_done_again(run, tmp_path, monkeypatch, corpus):
     text, real = tmp_path / "text.txt", encode.encode_chunk
     text.write_bytes(corpus.read_bytes())
-
-    def broken(job, tokenizer, number, documents):
-        if number == 2:
-            raise KeyboardInterrupt
-        return real(job, tokenizer, number, documents)
-
-    monkeypatch.setattr(module, "encode_chunk", broken)
+    monkeypatch.setattr(module, "encode_chunk", stopping(2))
     with pytest.raises(KeyboardInterrupt):
         run(inputs=[text])
     first, rest = text.read_bytes()[:60], text.read_bytes()[60:]

@@ -32,6 +32,7 @@ def warn(warnings: Sequence[str]) -> None:
 @contextmanager
 def lasting() -> Iterator[None]:
     """For the verbs that fill a folder: they go on, in silence, when nobody reads any more."""
+    # A stream that was closed from the start is None, and stays it.
     out, err = (cast(TextIO, stream and Lasting(stream)) for stream in (sys.stdout, sys.stderr))
     with redirect_stdout(out), redirect_stderr(err):
         yield

@@ -229,7 +229,8 @@ def predict(
     if out.exists() and not out.is_file():  # a pipe or a device is written to, not replaced
         out.write_bytes(content)
     else:
-        write_whole(Path(os.path.realpath(out)), content)  # a link stays a link
+        # A link stays a link. Not Path.resolve, which raises where links go in a circle.
+        write_whole(Path(os.path.realpath(out)), content)
 
 
 def probe(

@@ -33,8 +33,7 @@ class Adversarial(ReplacedTokenDetection):
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
         c = self.config
         assert isinstance(self.generator, Generator)
-        inputs = (masked.inputs, batch.segments, batch.seen, masked.positions)
-        states = self.generator.states(*inputs)
+        states = self.generator.states(masked.inputs, batch.segments, batch.seen, masked.positions)
         logits = self.generator.predict(states).float()
         guesses = self.read(logits, masked, sample=True)
         found = self.detect(batch, masked, guesses)
