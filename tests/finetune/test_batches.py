@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from electra.finetune.batches import LENGTHS, eval_batches, padded_length, plan_epoch
+from electra.finetune.batches import LENGTHS, eval_batches, padded_lengths, plan_epoch
 
 lengths = st.lists(st.integers(2, 700), min_size=1, max_size=200).map(
     lambda values: np.array(values, dtype=np.int64)
@@ -15,15 +15,25 @@ lengths = st.lists(st.integers(2, 700), min_size=1, max_size=200).map(
 @settings(max_examples=60, deadline=None)
 def test_an_epoch_has_each_example_at_most_once_and_misses_less_than_a_batch(sizes, batch, epoch):
     batch = min(batch, len(sizes))
-    plan = plan_epoch(sizes, batch, [3, 4], epoch)
+    buckets = padded_lengths(sizes, 700)
+    plan = plan_epoch(buckets, batch, [3, 4], epoch)
     assert plan.members.shape == (len(sizes) // batch, 2, batch)
     for seed in range(2):
         seen = plan.members[:, seed].ravel()
         assert len(set(seen.tolist())) == len(seen) == len(sizes) // batch * batch
     for length, members in zip(plan.lengths, plan.members, strict=True):
-        longest = sizes[members].max(1)
-        assert (longest <= length).all()
-        assert all(padded_length(int(n)) == length for n in longest)
+        assert (sizes[members] <= length).all()
+        assert (buckets[members].max(1) == length).all()
+
+
+@given(lengths, st.integers(0, 400))
+@settings(max_examples=60, deadline=None)
+def test_padding_ends_where_the_positions_do(sizes, spare):
+    positions = int(sizes.max()) + spare
+    padded = padded_lengths(sizes, positions)
+    assert (sizes <= padded).all()
+    assert (padded <= positions).all()
+    assert set(padded.tolist()) <= {*LENGTHS, 1024, positions}
 
 
 def test_a_seed_has_the_same_batches_alone_and_in_company():
@@ -44,7 +54,7 @@ def test_epochs_differ_and_nobody_waits_for_ever():
 
 def test_little_padding():
     sizes = np.random.default_rng(0).integers(5, 60, 3200)
-    plan = plan_epoch(sizes, 32, [0], 0)
+    plan = plan_epoch(padded_lengths(sizes, 512), 32, [0], 0)
     computed = sum(32 * length for length in plan.lengths)
     assert sizes.sum() / computed > 0.8
     assert len(set(plan.lengths)) <= len(LENGTHS)

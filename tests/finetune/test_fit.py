@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from electra.errors import UserError
+from electra.finetune.batches import LENGTHS
 from electra.finetune.fit import fit, layer_groups
 from electra.finetune.infer import infer
 from electra.finetune.run import finetune
@@ -102,6 +103,17 @@ def test_a_seed_that_breaks_does_not_spoil_the_others(made):
     assert together["head.output.weight"][0].isnan().all()
     for name, tensor in alone.state_dict().items():
         torch.testing.assert_close(together[name][1], tensor[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["classify", "tag", "qa"])
+def test_rows_may_be_as_long_as_the_position_table(kind, made):
+    """Whatever its size is: rows are not padded beyond it."""
+    features = made(kind, 60)
+    longest = max(map(len, features.ids))
+    assert longest not in LENGTHS
+    encoder = Encoder(replace(SIZES, positions=longest))
+    model = TaskModel(encoder, build_head(kind, encoder, 3))
+    train([model], features, kind, [0], config())
 
 
 def test_seeds_without_any_dropout(made):

@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, ElectraForMaskedLM, ElectraForPreTraining
 
 from electra.errors import UserError
-from electra.hub.folders import export, load_discriminator, load_generator
+from electra.hub.folders import export, load_discriminator, load_encoder, load_generator
 from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
 
@@ -86,6 +86,17 @@ def test_folders_load_back(pair, inputs, tmp_path):
     logits = load_generator(tmp_path / "g")(ids, segments, real, positions)
     expected = generator(ids, segments, real, positions)[..., :VOCAB]
     torch.testing.assert_close(logits, expected)
+
+
+@torch.no_grad()
+def test_an_encoder_that_transformers_saved_without_a_head(pair, inputs, tmp_path):
+    """Then its names are those of the other classes without their beginning."""
+    _, ours = pair
+    export(ours, tmp_path / "d", pad_id=0)
+    AutoModel.from_pretrained(tmp_path / "d").save_pretrained(tmp_path / "body")
+    assert torch.equal(load_encoder(tmp_path / "body")(*inputs), ours.encoder(*inputs))
+    with pytest.raises(UserError, match="missing discriminator_predictions"):
+        load_discriminator(tmp_path / "body")
 
 
 def test_an_output_matrix_of_its_own_is_refused(pair, tmp_path):

@@ -98,6 +98,18 @@ def test_answers_survive_the_way_there_and_back(kit, length, words):
         assert prediction.text == example.answers[0].text
 
 
+def test_a_special_token_in_a_text_is_text(wordpiece):
+    tokenizer, vocab = wordpiece
+    texts = {"question": "what is [SEP]", "context": "the [MASK] was old [SEP] barley"}
+    example = Question(id="a", answers=(Answer(text="barley", start=25),), **texts)
+    features = encode_questions([example], tokenizer, vocab, 64, training=False)
+    (row,) = features.ids
+    assert row.tolist().count(vocab.sep) == 2
+    assert vocab.mask not in row
+    (prediction,) = decode_answers(features, [example], perfect(features))
+    assert prediction.text == "barley"
+
+
 def test_rows(wordpiece):
     tokenizer, vocab = wordpiece
     example = Question(
@@ -349,6 +361,7 @@ def test_contexts_are_tokenised_once(wordpiece):
 
     class Counting:
         texts = 0
+        encode_special_tokens = False
 
         def encode_batch(self, texts, **options):
             self.texts += len(texts)

@@ -36,6 +36,13 @@ def made_up(count: int, longest: int, seed: int = 0) -> list[Tagged]:
     return examples
 
 
+def test_a_special_token_among_the_words_is_text(kit):
+    tokenizer, vocab = kit
+    example = Tagged(id="0", words=("the", "[SEP]", "[MASK]"), tags=("O", "B-X", "E-X"))
+    (row,) = encode_words([example], tokenizer, vocab, 32, LABELS).ids
+    assert not {vocab.sep, vocab.mask} & set(row[1:-1].tolist())
+
+
 def test_first_tokens_carry_the_tag(kit):
     tokenizer, vocab = kit
     example = Tagged(id="a", words=("the", "unheardof", "barn"), tags=("O", "B-X", "E-X"))

@@ -37,14 +37,21 @@ def padded_length(tokens: int) -> int:
     return next((n for n in LENGTHS if n >= tokens), -(-tokens // 512) * 512)
 
 
-def plan_epoch(lengths: Indices, batch: int, seeds: list[int], epoch: int) -> Plan:
-    """Shuffle, and put examples of one bucket together; the last few, fewer than a batch, wait."""
-    buckets = np.array([padded_length(int(n)) for n in lengths], dtype=np.int64)
+def padded_lengths(lengths: Indices, positions: int) -> Indices:
+    """What each example is padded to; no row is longer than the model's position table."""
+    return np.array([min(padded_length(int(n)), positions) for n in lengths], dtype=np.int64)
+
+
+def plan_epoch(buckets: Indices, batch: int, seeds: list[int], epoch: int) -> Plan:
+    """Shuffle, and put examples of one bucket, which are padded alike, together.
+
+    The last few, fewer than a batch, wait.
+    """
     common = np.random.default_rng([epoch])  # the same for every seed
-    waiting = common.permutation(len(lengths))[: len(lengths) % batch]
+    waiting = common.permutation(len(buckets))[: len(buckets) % batch]
     columns = []
     for seed in seeds:
-        order = np.random.default_rng([seed, epoch, 1]).permutation(len(lengths))
+        order = np.random.default_rng([seed, epoch, 1]).permutation(len(buckets))
         order = order[~np.isin(order, waiting)]
         # Longest first; a bucket that does not come out even is completed by the next shorter.
         columns.append(order[np.argsort(-buckets[order], kind="stable")].reshape(-1, batch))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from electra.errors import UserError
 from electra.finetune.answer import loss
-from electra.finetune.batches import Indices, padded_length, plan_epoch
+from electra.finetune.batches import Indices, padded_lengths, plan_epoch
 from electra.finetune.rows import Rows, put_rows
 from electra.finetune.settings import FinetuneConfig
 from electra.finetune.stack import Noise, stack
@@ -81,18 +81,18 @@ def fit(
         clip=config.clip,
         bias_correction=config.bias_correction,
     )
-    lengths = example_lengths(features)
-    rows = put_rows(features, pad_id, padded_length(int(lengths.max())), device)
+    buckets = padded_lengths(example_lengths(features), model.encoder.config.positions)
+    rows = put_rows(features, pad_id, int(buckets.max()), device)
     options = features.rows_each
     run = Fit(model, optimizer, noise, rows, kind, options, config, device, dtype)
     batch, total = steps(features, config)
     optim = OptimConfig(lr=config.lr, warmup=config.warmup)
     rates = torch.tensor([learning_rate(step / total, total, optim) for step in range(total)])
     rates = (rates[:, None] * torch.tensor(factors)).to(device)  # (steps, groups)
-    take = captured(run, lengths, batch) if device.type == "cuda" else plain(run)
+    take = captured(run, buckets, batch) if device.type == "cuda" else plain(run)
     done = 0
     while done < total:
-        plan = plan_epoch(lengths, batch, list(seeds), done // (len(lengths) // batch))
+        plan = plan_epoch(buckets, batch, list(seeds), done // (len(buckets) // batch))
         members = plan.members[..., None] * options + np.arange(options)
         index = torch.from_numpy(members.reshape(len(members), -1)).to(device)
         for length, now in zip(plan.lengths, index, strict=True):
@@ -131,7 +131,7 @@ def plain(run: Fit) -> Callable[[Tensor, int, Tensor], None]:
     return take
 
 
-def captured(run: Fit, lengths: Indices, batch: int) -> Callable[[Tensor, int, Tensor], None]:
+def captured(run: Fit, buckets: Indices, batch: int) -> Callable[[Tensor, int, Tensor], None]:
     """Steps as CUDA graphs, one for each padded length, that read their inputs from one place.
 
     A small network's step is a thousand kernels that each take less time than their launch.
@@ -139,10 +139,9 @@ def captured(run: Fit, lengths: Indices, batch: int) -> Callable[[Tensor, int, T
     count = batch * run.noise.bytes.shape[0] * run.options
     index = torch.zeros(count, dtype=torch.int64, device=run.device)
     rates = torch.zeros(len(run.optimizer.groups), device=run.device)
-    padded = np.array([padded_length(int(n)) for n in lengths])
-    sizes = sorted({int(n) for n in padded}, reverse=True)
+    sizes = sorted({int(n) for n in buckets}, reverse=True)
     # Trials are made with an example of that length: a longer one's target may lie outside.
-    trials = {length: example_rows(padded, length, run.options, count) for length in sizes}
+    trials = {length: example_rows(buckets, length, run.options, count) for length in sizes}
     needed = {length: run.bytes_needed(t.to(run.device), length) for length, t in trials.items()}
     run.noise.draw(max(needed.values()))  # the graphs remember where the bytes are
     pool = torch.cuda.graph_pool_handle()
@@ -169,9 +168,9 @@ def captured(run: Fit, lengths: Indices, batch: int) -> Callable[[Tensor, int, T
     return take
 
 
-def example_rows(padded: Indices, length: int, options: int, count: int) -> Tensor:
+def example_rows(buckets: Indices, length: int, options: int, count: int) -> Tensor:
     """The rows of the first example of a padded length, as often as a batch has room for them."""
-    first = int(np.argmax(padded == length))
+    first = int(np.argmax(buckets == length))
     return (first * options + torch.arange(options)).repeat(count // options)
 
 

@@ -102,7 +102,7 @@ def score_rows(
                 scores = originality(network, batch, total)
             else:
                 scores = likelihood(network, batch, total, vocab)
-        found[index] = scores.double().cpu().numpy()
+        found[index] = scores.cpu().numpy()
         done += len(index)
         told(done, len(rows))
     return found

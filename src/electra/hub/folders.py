@@ -37,7 +37,9 @@ DISCRIMINATOR_HEAD = {
 }
 GENERATOR_HEAD = {"dense": "generator_predictions.dense", "norm": "generator_predictions.LayerNorm"}
 PARTS = ("weight", "bias")
-TOKEN_TABLE = f"electra.embeddings.{EMBEDDINGS['token.weight']}"
+BODY = "electra."
+"""What the names of the encoder's tensors begin with in each class that has a head."""
+TOKEN_TABLE = f"{BODY}embeddings.{EMBEDDINGS['token.weight']}"
 N = TypeVar("N", Generator, Discriminator)
 
 
@@ -102,7 +104,7 @@ def load_encoder(folder: Path) -> Encoder:
     """The encoder alone, whatever head is on it."""
     encoder = Encoder(read_config(folder))
     weights = read_weights(folder)
-    body = {name: tensor for name, tensor in weights.items() if name.startswith("electra.")}
+    body = {name: tensor for name, tensor in weights.items() if name.startswith(BODY)}
     copy_weights(folder, body, dict(named_encoder(encoder)), "an ELECTRA")
     return encoder.eval()
 
@@ -171,6 +173,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         raise UserError(
             f"{path} is damaged or may not be read ({error}); export or download it again."
         ) from None
+    if not any(name.startswith(BODY) for name in weights):  # ElectraModel alone, without a head
+        weights = {f"{BODY}{name}": tensor for name, tensor in weights.items()}
     # A buffer that some versions of transformers write
     weights.pop("electra.embeddings.position_ids", None)
     return weights

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from electra.tasks.examples import Choice, Features, Sentence
-from electra.text.tokenizer import Vocabulary
+from electra.text.tokenizer import Vocabulary, names_are_text
 
 Ids = npt.NDArray[np.int32]
 
@@ -65,9 +65,7 @@ def encode_choices(
 
 def tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ids]:
     """The tokens of each text; a text that names a special token is text."""
-    before = tokenizer.encode_special_tokens
-    tokenizer.encode_special_tokens = True
-    try:
+    with names_are_text(tokenizer):
         return [
             np.asarray(encoding.ids, np.int32)
             for start in range(0, len(texts), BATCH)
@@ -75,8 +73,6 @@ def tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ids]:
                 list(texts[start : start + BATCH]), add_special_tokens=False
             )
         ]
-    finally:
-        tokenizer.encode_special_tokens = before
 
 
 def features(

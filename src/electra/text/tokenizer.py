@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,17 @@ def vocabulary(tokenizer: Tokenizer, names: Mapping[str, str] | None = None) -> 
 def load_vocabulary(path: Path) -> Vocabulary:
     """The vocabulary of a tokenizer's folder, with special tokens by the names used there."""
     return vocabulary(load_tokenizer(path), special_names(path))
+
+
+@contextmanager
+def names_are_text(tokenizer: Tokenizer) -> Iterator[None]:
+    """For a while, a text that names a special token, as "[SEP]", is text and no such token."""
+    before = tokenizer.encode_special_tokens
+    tokenizer.encode_special_tokens = True
+    try:
+        yield
+    finally:
+        tokenizer.encode_special_tokens = before
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:

@@ -12,6 +12,7 @@ from electra.objectives.batch import Batch, unpack
 from electra.objectives.kinds import build
 from electra.objectives.objective import Ids, Objective
 from electra.objectives.settings import ObjectiveConfig
+from electra.train.device import autocast
 
 SPECIAL = (0, 2, 3, 4)  # [PAD] [CLS] [SEP] [MASK]
 
@@ -114,11 +115,13 @@ def agreed(monkeypatch):
 
 @pytest.fixture
 def ask():
-    """One pass: its outcome, and the gradients by name."""
+    """One pass: its outcome, and the gradients by name; as in training, only the way forth has
+    another precision."""
 
-    def asked(objective: Objective, batch: Batch, masked):
+    def asked(objective: Objective, batch: Batch, masked, dtype=torch.float32):
         objective.zero_grad()
-        outcome = objective(batch, masked, objective.totals(batch, masked))
+        with autocast(batch.ids.device, dtype, cache=False):
+            outcome = objective(batch, masked, objective.totals(batch, masked))
         outcome.loss.backward()
         named = objective.named_parameters()
         return outcome, {n: p.grad.clone() for n, p in named if p.grad is not None}

@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from electra.errors import UserError
 from electra.models.encoder import Encoder
 from electra.models.kernels import encode as kernels
+from electra.models.kernels import score, vocabulary
 from electra.models.kernels.encode import encode
 from electra.objectives.kinds import KINDS
 from electra.optim.adam import PaperAdam
@@ -67,6 +68,30 @@ def test_every_kind(kind, mode, make, compare):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant(name, make, compare):
     compare(make("rtd", **VARIANTS[name]).train())
+
+
+@pytest.mark.parametrize("kind", ["rtd", "all-tokens-mlm"])
+def test_half_precision_where_the_encoders_do_not_fit(kind, make, text, agreed, ask, monkeypatch):
+    """What comes from a plain encoder is fp32, and what is multiplied with it is not."""
+
+    def product(a, b):
+        assert a.dtype == b.dtype == torch.bfloat16
+        return a.float() @ b.float()  # of the CPU, which has no products with another result
+
+    for module in (score, vocabulary):
+        monkeypatch.setattr(module, "product", product)
+    sizes = {"hidden": 48, "embedding": 48}  # on the CPU a projection would give bf16
+    objective = make(kind, model=sizes, generator={"width": 1.0}).train()
+    batch = text(3, 24, WORDS)
+    masked = objective.mask(batch)
+    agreed(masked, WORDS)
+    exact, expected = ask(objective, batch, masked)
+    fuse_(objective)
+    assert not any("forward" in vars(m) for m in objective.modules() if isinstance(m, Encoder))
+    half, grads = ask(objective, batch, masked, torch.bfloat16)
+    assert half.loss.item() == pytest.approx(exact.loss.item(), rel=0.02)
+    assert grads.keys() == expected.keys()
+    assert all(grad.isfinite().all() for grad in grads.values())
 
 
 def test_less_memory(make, compare):

@@ -21,6 +21,12 @@ def fits(encoder: Encoder) -> bool:
     return plain and attention_fits(c.hidden // c.head_count)
 
 
+def precision(device: torch.device) -> torch.dtype:
+    """Of products: in it the heads take vectors, whatever a plain encoder gave them."""
+    here = device.type
+    return torch.get_autocast_dtype(here) if torch.is_autocast_enabled(here) else torch.float32
+
+
 def encode(
     encoder: Encoder,
     ids: Tensor,
@@ -38,8 +44,7 @@ def encode(
         raise UserError(
             f"{ids.numel():,} tokens at once are too many for the kernels: set train.accumulate."
         )
-    here = ids.device.type
-    dtype = torch.get_autocast_dtype(here) if torch.is_autocast_enabled(here) else torch.float32
+    dtype = precision(ids.device)
     p = c.dropout if encoder.training else 0.0
     tables = (block.token.weight, block.position.weight, block.segment.weight)
     norm = block.norm
@@ -61,7 +66,7 @@ def judge(
     """What `Discriminator.forward` computes."""
     hidden = discriminator.encoder(ids, segments, real)
     dense, score = discriminator.dense, discriminator.score
-    flat = hidden.flatten(0, 1)
+    flat = hidden.flatten(0, 1).to(precision(ids.device))
     return Score.apply(flat, dense.weight, dense.bias, score.weight, score.bias).view_as(ids)
 
 
@@ -81,7 +86,7 @@ def words(
     temperature: float = 1.0, exclude_true: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """`read_logits_` of the logits at (batch, slots), in this form."""
-    x = generator.norm(F.gelu(generator.dense(hidden))).flatten(0, 1).to(hidden.dtype)
+    x = generator.norm(F.gelu(generator.dense(hidden))).flatten(0, 1).to(precision(hidden.device))
     table, bias = generator.encoder.embeddings.token.weight, generator.word_bias()
     flat = (t.flatten() for t in (truth, drawn, other))
     found = Guess.apply(x, table, bias, *flat, temperature, exclude_true)
