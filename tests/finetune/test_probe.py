@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from rich.console import Console
 from electra.errors import UserError
 from electra.finetune import probe as room
 from electra.finetune.probe import Probed, probe, score_rows
+from electra.hub.ask import score_sentences
+from electra.hub.energies import mark_energies
 from electra.hub.folders import export, load_discriminator, load_generator
 from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
@@ -110,6 +113,22 @@ def test_accuracy_per_phenomenon(network, both):
         ]
         assert each.pairs == len(ours) == 10
         assert each.accuracy == pytest.approx(sum(right) / 10)
+
+
+def test_electric_is_asked_by_its_energies(both, tmp_path):
+    """As `electra score` does: a sum of energies is no sum of verdicts."""
+    folder = tmp_path / "discriminator"
+    shutil.copytree(both / "discriminator", folder)
+    mark_energies(folder)
+    examples = pairs(90)
+    good, bad = (
+        score_sentences(str(folder), [getattr(p, n) for p in examples]) for n in ("good", "bad")
+    )
+    found = probe(str(folder), examples, "discriminator", QUIET, device="cpu")
+    for n, each in enumerate(found):
+        right = [a > b for a, b in zip(good[n::3], bad[n::3], strict=True)]
+        assert each.accuracy == pytest.approx(sum(right) / 30)
+    assert found != probe(str(both), examples, "discriminator", QUIET, device="cpu")
 
 
 def test_turned_round_the_accuracy_is_the_rest(both):

@@ -140,13 +140,19 @@ def test_other_failures_of_the_dry_run_are_not_hidden(tiny, tmp_path, console, m
         start(tiny, tmp_path / "run", console)
 
 
-def test_the_advice_for_memory_divides_the_batch(tiny, with_train, tmp_path, console, monkeypatch):
+@pytest.mark.parametrize(
+    ("pieces", "advice"),
+    [(3, r"batch of 3 rows.*train\.accumulate=9"), (9, r"Not even one row.*train\.recompute")],
+)
+def test_the_advice_for_memory_can_be_followed(
+    pieces, advice, tiny, with_train, tmp_path, console, monkeypatch
+):
     def forward(*_):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(ReplacedTokenDetection, "forward", forward)
-    config = with_train(replace(tiny, data=replace(tiny.data, batch=9)), accumulate=3)
-    with pytest.raises(UserError, match=r"batch of 3 rows.*train\.accumulate=9"):
+    config = with_train(replace(tiny, data=replace(tiny.data, batch=9)), accumulate=pieces)
+    with pytest.raises(UserError, match=advice):
         start(config, tmp_path / "run", console)
 
 

@@ -70,11 +70,11 @@ def pretrain(
         ),
     ] = False,
 ) -> None:
-    """Pre-train a generator and a discriminator by replaced token detection.
+    """Pre-train an encoder by replaced token detection, or by another  objective.kind .
 
     The run folder gets checkpoints with everything that is needed to go on, and in each of them
-    the folders `discriminator` and `generator`, which transformers loads. Ctrl-C, SIGTERM or a
-    closed terminal saves and stops; the same line with --resume goes on.
+    the networks, mostly `discriminator` and `generator`, as folders that transformers loads.
+    Ctrl-C, SIGTERM or a closed terminal saves and stops; the same line with --resume goes on.
 
     Example:  electra pretrain paper.small --data shards --out runs/first --budget 2h optim.lr=1e-3
     """

@@ -1,7 +1,7 @@
 """`electra probe`: what a checkpoint knows of grammar, without fine-tuning.
 
 BLiMP has pairs of sentences that differ in little, one of them wrong. The discriminator is asked
-which has more replaced tokens, the generator which is less likely.
+which has more replaced tokens, the generator which is less likely; so is Electric, by its energies.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from electra.errors import UserError
 from electra.finetune.batches import eval_batches
 from electra.finetune.fit import Told
 from electra.hub.ask import locate
+from electra.hub.energies import has_energies
 from electra.hub.folders import load_discriminator, load_generator
 from electra.models.electra import Discriminator, Generator
 from electra.tasks.blimp import Pair
@@ -65,7 +66,8 @@ def probe(
         def told(done: int, total: int) -> None:
             bar.update(shown, completed=done, total=total)
 
-        scores = score_rows(asked.to(place).eval(), rows, vocab, place, told)
+        energies = network == "discriminator" and has_energies(folder)
+        scores = score_rows(asked.to(place).eval(), rows, vocab, place, told, energies)
     good, bad = scores[::2], scores[1::2]
     right = np.where(good == bad, 0.5, good > bad)
     found = []
@@ -82,6 +84,7 @@ def score_rows(
     vocab: Vocabulary,
     device: torch.device,
     told: Told,
+    energies: bool = False,
 ) -> npt.NDArray[np.float64]:
     """How much a network believes each sentence: a sum of logarithms over its tokens."""
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
@@ -99,7 +102,7 @@ def score_rows(
         batch = torch.from_numpy(ids).to(device)
         with autocast(device, dtype):
             if isinstance(network, Discriminator):
-                scores = originality(network, batch, total)
+                scores = originality(network, batch, total, energies)
             else:
                 scores = likelihood(network, batch, total, vocab)
         found[index] = scores.cpu().numpy()
@@ -108,12 +111,13 @@ def score_rows(
     return found
 
 
-def originality(network: Discriminator, ids: Tensor, total: Tensor) -> Tensor:
-    """Log probability that no token between [CLS] and [SEP] was replaced."""
+def originality(network: Discriminator, ids: Tensor, total: Tensor, energies: bool) -> Tensor:
+    """Log probability that no token between [CLS] and [SEP] was replaced; or minus the energies."""
     place = torch.arange(ids.shape[1], device=ids.device)
     logits = network(ids, torch.zeros_like(ids), place < total[:, None]).float()
     inner = (place > 0) & (place < total[:, None] - 1)
-    return (F.logsigmoid(-logits) * inner).sum(1)
+    logs = -logits if energies else F.logsigmoid(-logits)
+    return (logs * inner).sum(1)
 
 
 def likelihood(network: Generator, ids: Tensor, total: Tensor, vocab: Vocabulary) -> Tensor:

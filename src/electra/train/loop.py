@@ -211,8 +211,13 @@ def dry_run(run: Run, rows: Tensor) -> None:
 
 
 def _out_of_memory(run: Run) -> str:
+    if run.micro_batch == 1:
+        return (
+            "Not even one row fits the memory of this device: take a smaller model or shorter "
+            "rows, or set train.recompute=true."
+        )
     batch = run.micro_batch * run.loop.accumulate
-    more = next((n for n in range(2 * run.loop.accumulate, batch + 1) if batch % n == 0), batch)
+    more = next(n for n in range(2 * run.loop.accumulate, batch + 1) if batch % n == 0)
     return (
         f"A batch of {run.micro_batch} rows does not fit the memory of this device: set "
         f"train.accumulate={more} (same result, smaller pieces), or a smaller data.batch or model."
