@@ -52,6 +52,16 @@ def test_verdicts_are_those_of_a_direct_pass(finished):
         assert TEXT[verdict.start : verdict.end] == verdict.token.removeprefix("##")
 
 
+def test_tokens_that_the_model_does_not_know_are_refused(copied):
+    """Added to the tokenizer alone, as users do."""
+    for name, asked in (("discriminator", detect), ("generator", fill)):
+        tokenizer = load_tokenizer(copied / name)
+        assert tokenizer.add_tokens(["barleycorn"]) == 1
+        tokenizer.save(str(copied / name / "tokenizer.json"))
+        with pytest.raises(UserError, match=r"has [0-9,]+ tokens and its model [0-9,]+: take"):
+            asked(str(copied / name), "the [MASK] barleycorn")
+
+
 @torch.no_grad()
 def test_a_long_text_is_read_window_by_window(finished):
     """The position table has 64 places, of which two are [CLS] and [SEP]."""

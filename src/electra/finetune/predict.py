@@ -8,6 +8,7 @@ from electra.errors import UserError
 from electra.finetune.infer import infer
 from electra.finetune.judge import Record, answers, encode
 from electra.hub.ask import locate
+from electra.hub.folders import load_words
 from electra.hub.heads import TaskCard, load_task_model
 from electra.tasks.conll import more_tagged
 from electra.tasks.examples import Sentence, Tagged
@@ -19,7 +20,6 @@ from electra.tasks.squad import more_questions
 from electra.tasks.squad_files import Columns
 from electra.tasks.table import read_text
 from electra.text.read import clean
-from electra.text.tokenizer import load_tokenizer, load_vocabulary
 from electra.train.device import Device, Precision, choose_device, choose_precision
 
 CHUNK = 20_000
@@ -32,7 +32,7 @@ def predict(
     """One record per text of the file."""
     folder = locate(model, "discriminator")
     network, card = load_task_model(folder)
-    tokenizer, vocab = load_tokenizer(folder), load_vocabulary(folder)
+    tokenizer, vocab = load_words(folder)
     examples = read_examples(source, card)
     place = choose_device(device, "device")
     network.to(place)

@@ -21,10 +21,10 @@ from electra.finetune.batches import eval_batches
 from electra.finetune.fit import Told
 from electra.hub.ask import locate
 from electra.hub.energies import has_energies
-from electra.hub.folders import load_discriminator, load_generator
+from electra.hub.folders import load_discriminator, load_generator, load_words
 from electra.models.electra import Discriminator, Generator
 from electra.tasks.blimp import Pair
-from electra.text.tokenizer import Vocabulary, load_tokenizer, load_vocabulary
+from electra.text.tokenizer import Vocabulary
 from electra.train.device import Device, autocast, choose_device, choose_precision
 
 Network = Literal["discriminator", "generator"]
@@ -50,7 +50,7 @@ def probe(
 ) -> list[Probed]:
     """Accuracy per phenomenon; equal scores count half."""
     folder = locate(model, network)
-    tokenizer, vocab = load_tokenizer(folder), load_vocabulary(folder)
+    tokenizer, vocab = load_words(folder)
     place = choose_device(device)
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)

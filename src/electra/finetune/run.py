@@ -16,10 +16,9 @@ from electra.finetune.results import Result, check_same, digest, read_results
 from electra.finetune.settings import FinetuneConfig, resolve
 from electra.finetune.trial import Start, Trial
 from electra.hub.ask import locate
-from electra.hub.folders import load_encoder
+from electra.hub.folders import load_encoder, load_words
 from electra.tasks.examples import Task
 from electra.text.files import file_sha256
-from electra.text.tokenizer import load_tokenizer, load_vocabulary
 from electra.train.device import choose_device
 from electra.train.folder import run_folder
 
@@ -30,12 +29,8 @@ FREE = ("at_once", "device", "precision")
 def open_model(model: str) -> Start:
     """The encoder of a run, of a checkpoint, of a folder (fine-tuned ones too) or of a Hub name."""
     folder = locate(model, "encoder")
-    return Start(
-        folder=folder,
-        encoder=load_encoder(folder),
-        tokenizer=load_tokenizer(folder),
-        vocab=load_vocabulary(folder),
-    )
+    tokenizer, vocab = load_words(folder)
+    return Start(folder=folder, encoder=load_encoder(folder), tokenizer=tokenizer, vocab=vocab)
 
 
 def finetune(

@@ -9,8 +9,7 @@ import torch
 
 from electra.errors import UserError, require
 from electra.hub.energies import has_energies
-from electra.hub.folders import load_discriminator, load_generator
-from electra.text.tokenizer import load_tokenizer, load_vocabulary
+from electra.hub.folders import load_discriminator, load_generator, load_words
 
 SCORED_AT_ONCE = 64
 """Texts in a batch."""
@@ -91,13 +90,13 @@ def detect(model: str, text: str) -> list[Verdict]:
     """The probability of being replaced for each token; a long text is read window by window."""
     check_text(text)
     folder = locate(model, "discriminator")
-    tokenizer, discriminator = load_tokenizer(folder), load_discriminator(folder)
+    discriminator = load_discriminator(folder)
     if has_energies(folder):
         raise UserError(
             f"{folder} was trained as Electric: its numbers are energies, not chances of being "
             "replaced, and add up to the score of a sentence."
         )
-    vocab = load_vocabulary(folder)
+    tokenizer, vocab = load_words(folder)
     encoding = tokenizer.encode(text, add_special_tokens=False)
     room = discriminator.encoder.config.positions - 2
     verdicts = []
@@ -120,8 +119,8 @@ def fill(model: str, text: str, top: int = 5) -> list[list[Guess]]:
     """The generator's best words for each [MASK] of a text."""
     check_text(text)
     folder = locate(model, "generator")
-    tokenizer, generator = load_tokenizer(folder), load_generator(folder)
-    vocab = load_vocabulary(folder)
+    generator = load_generator(folder)
+    tokenizer, vocab = load_words(folder)
     text = text.replace("[MASK]", str(tokenizer.id_to_token(vocab.mask)))
     encoding = tokenizer.encode(text, add_special_tokens=False)
     ids = torch.tensor([[vocab.cls, *encoding.ids, vocab.sep]])
@@ -153,13 +152,13 @@ def score_sentences(model: str, texts: Sequence[str]) -> list[float]:
     Sum over t of log p(x_t | the other tokens); the larger, the more likely.
     """
     folder = locate(model, "discriminator")
-    tokenizer, discriminator = load_tokenizer(folder), load_discriminator(folder)
+    discriminator = load_discriminator(folder)
     if not has_energies(folder):
         raise UserError(
             f"{folder} was not trained with objective.kind=electric, so its numbers are no "
             "likelihoods of words."
         )
-    vocab = load_vocabulary(folder)
+    tokenizer, vocab = load_words(folder)
     encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
     rows = [[vocab.cls, *e.ids, vocab.sep] for e in encodings]
     longest = discriminator.encoder.config.positions

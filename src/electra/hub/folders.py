@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.errors import UserError
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Encoder, EncoderConfig
+from electra.text.tokenizer import Vocabulary, load_tokenizer, special_names, vocabulary
 
 EMBEDDINGS = {
     "token.weight": "word_embeddings.weight",
@@ -112,6 +114,18 @@ def load_encoder(folder: Path) -> Encoder:
 def load_generator(folder: Path) -> Generator:
     """A generator from a folder of the ecosystem, ours or another's."""
     return _fill(Generator(Encoder(read_config(folder))), folder)
+
+
+def load_words(folder: Path) -> tuple[Tokenizer, Vocabulary]:
+    """The tokenizer of a model; one with tokens that the model does not know is refused."""
+    tokenizer = load_tokenizer(folder)
+    vocab, rows = vocabulary(tokenizer, special_names(folder)), read_config(folder).vocab_size
+    if vocab.size > rows:
+        raise UserError(
+            f"The tokenizer of {folder} has {vocab.size:,} tokens and its model {rows:,}: take the "
+            "tokenizer that it was trained with, or add rows to the model's table of tokens."
+        )
+    return tokenizer, vocab
 
 
 def read_config(folder: Path) -> EncoderConfig:
