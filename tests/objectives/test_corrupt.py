@@ -223,6 +223,27 @@ def test_the_largest_and_the_smallest_random_number_hit_a_weight(monkeypatch):
         assert (weights.gather(1, found[:, None]) > 0).all()
 
 
+def test_only_what_has_weight_is_drawn_where_sums_do_not_ascend(monkeypatch):
+    """As on a GPU, where a sum may be below the one before it by a rounding."""
+    weights = torch.tensor([0.5, 0.0, 0.5, 0.0, 0.0])
+    little = 2**-20
+    ladder = torch.tensor([0.5, 0.5 - little, 1.0, 1.0 - 8 * little, 1.0 + 8 * little])
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda *_: ladder)
+    for height in (0.0, 0.5 - little / 2, 1 - 4 * little, 1 - 2**-24):
+        monkeypatch.setattr(torch, "rand", lambda *_, height=height, **__: torch.tensor(height))
+        assert weights[corrupt.draw(weights)] > 0
+
+
+@pytest.mark.gpu
+def test_only_what_has_weight_is_drawn_on_a_gpu():
+    torch.manual_seed(0)
+    weights = (3 * torch.randn(20_000, 128, device="cuda")).exp()
+    weights[:, 100:], weights[:, 40:50] = 0, 0
+    for _ in range(50):
+        found = corrupt.draw(weights)
+        assert (weights.gather(1, found[:, None]) > 0).all()
+
+
 def test_put_takes_the_larger_of_two():
     ids = torch.tensor([[1, 2, 3]])
     positions = torch.tensor([[1, 1, 0]])

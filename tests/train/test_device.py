@@ -2,12 +2,28 @@
 
 import itertools
 
+import pytest
 import torch
 
 from electra.train import device as module
-from electra.train.device import measure_peak
+from electra.train.device import choose_precision, knows_bf16, measure_peak
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_bf16_only_where_the_card_knows_it(knows, monkeypatch):
+    """torch imitates it on older cards, slowly, and the kernels are not for them."""
+
+    def supported(including_emulation: bool = True) -> bool:
+        return knows or including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    assert choose_precision("auto", CUDA) == (torch.bfloat16 if knows else torch.float32)
+    assert choose_precision("bf16", CUDA) == torch.bfloat16
+    assert knows_bf16(CUDA) == knows
+    assert not knows_bf16(CPU)
+    assert choose_precision("auto", CPU) == torch.float32
 
 
 def test_the_peak_is_the_flops_of_the_best_product(monkeypatch):

@@ -124,6 +124,33 @@ def test_a_replay_has_the_numbers_of_the_step(name, on_cuda, with_train, tmp_pat
         assert (graph[key] - tensor)[finite].abs().float().mean() < 2e-4, key
 
 
+IN_BF16 = VARIANTS | {
+    "recompute": ("train.recompute=true", "train.accumulate=2"),
+    "documents": ("data.documents=true",),
+    "low temperature": ("objective.exclude_true=true", "objective.temperature=0.1"),
+    "heads that do not fit": ("model.heads=4",),
+    "heads that do not fit, documents": ("model.heads=4", "data.documents=true"),
+    "odd sizes": ("model.embedding=7", "model.feed_forward=50", "model.vocab_multiple=1"),
+    "uniform": ("generator.kind=uniform", "objective.kind=replace-mlm"),
+    "adversarial, no true token": ("objective.kind=adversarial", "objective.exclude_true=true"),
+    "adversarial gdes": ("objective.kind=adversarial", "generator.share=gdes"),
+    "electric gdes": ("objective.kind=electric", "generator.share=gdes"),
+    "electric, heads that do not fit": ("objective.kind=electric", "model.heads=4"),
+}
+
+
+@pytest.mark.parametrize("name", IN_BF16)
+def test_every_variant_in_bf16(name, on_cuda, with_train, tmp_path, console):
+    """With the kernels, where they fit, and near to the losses without them."""
+    config = override(on_cuda, ["train.budget=8steps", *IN_BF16[name]])
+    start(with_train(config, kernels=False), tmp_path / "plain", console)
+    start(config, tmp_path / "kernels", console)
+    plain, kernels = (losses(tmp_path / n) for n in ("plain", "kernels"))
+    assert len(kernels) == 8
+    # With other random numbers, so the same but for chance
+    assert sum(kernels) == pytest.approx(sum(plain), rel=0.2)
+
+
 def test_a_replay_in_bf16_is_the_step_within_its_noise(on_cuda, with_train, tmp_path, console):
     config = with_train(on_cuda, budget="20steps")
     start(with_train(config, graph=False), tmp_path / "plain", console)

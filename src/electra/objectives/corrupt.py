@@ -104,11 +104,13 @@ def sample_tokens(logits: Tensor, temperature: float, excluded: Tensor | None = 
 
 def draw(weights: Tensor) -> Tensor:
     """An index for each row, with chances in proportion to its weights."""
-    ladder = weights.cumsum(-1)
-    # A little below 1, so that the product is below the end of the ladder after rounding too:
-    # a step of the ladder that the aim lies on has a weight above 0.
+    # A GPU adds up the steps of the ladder in different orders, so that one without weight may lie
+    # below the one before it: such a step is never the one.
+    ladder = torch.where(weights > 0, weights.cumsum(-1), 0.0)
+    # A little below 1, so that the product is below the top of the ladder after rounding too
     height = torch.rand(ladder.shape[:-1], device=ladder.device) * (1 - 2**-22)
-    return (ladder <= (height * ladder[..., -1])[..., None]).sum(-1)
+    above = ladder > (height * ladder.amax(-1))[..., None]
+    return above.int().argmax(-1)  # the first of them
 
 
 def put(ids: Tensor, positions: Tensor, tokens: Tensor, where: Tensor) -> Tensor:

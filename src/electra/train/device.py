@@ -25,8 +25,13 @@ def choose_device(wish: Device, setting: str = "train.device") -> torch.device:
 def choose_precision(wish: Precision, device: torch.device) -> torch.dtype:
     """bf16 products on CUDA, fp32 elsewhere; weights and optimizer are fp32 in each case."""
     if wish == "auto":
-        wish = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+        wish = "bf16" if knows_bf16(device) else "fp32"
     return torch.bfloat16 if wish == "bf16" else torch.float32
+
+
+def knows_bf16(device: torch.device) -> bool:
+    """Whether it computes in bf16 itself; a GPU older than Ampere has torch imitate it, slowly."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def autocast(

@@ -29,7 +29,7 @@ from electra.train import checkpoint
 from electra.train.budget import parse_budget
 from electra.train.checkpoint import TrainState
 from electra.train.data import DataConfig, held_out_rows, open_data, rows_at, stream
-from electra.train.device import choose_device, choose_precision, measure_peak
+from electra.train.device import choose_device, choose_precision, knows_bf16, measure_peak
 from electra.train.folder import StopRequest, check_place, run_folder
 from electra.train.fuse import fuse_, lighten_
 from electra.train.live import LiveView
@@ -227,7 +227,7 @@ def opened(
         groups, betas=optim.betas, eps=optim.eps, clip=optim.clip, kernels=loop.kernels
     )
     state = restore_last(out, objective, optimizer, shards)
-    if loop.kernels and not loop.compile and device.type == "cuda" and dtype == torch.bfloat16:
+    if loop.kernels and not loop.compile and dtype == torch.bfloat16 and knows_bf16(device):
         fuse_(objective, recompute=loop.recompute)
     elif device.type == "cpu" and not loop.compile:
         lighten_(objective)

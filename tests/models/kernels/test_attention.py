@@ -1,5 +1,7 @@
 """Attention within documents against the written-out softmax."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -206,8 +208,18 @@ def test_a_bias_of_all_keys_is_not_seen(p, device, seed, normal, near):
     assert of_keys.sum(0).abs().max() < 1e-5 * of_keys.abs().sum(0).max()
 
 
-def test_which_heads_fit():
-    assert [size for size in range(1, 300) if attention_fits(size)] == [16, 32, 64, 128]
+def test_which_heads_fit(device):
+    fit = [size for size in range(1, 300) if attention_fits(size, device)]
+    assert fit == [16, 32, 64, 128]
+
+
+@pytest.mark.parametrize(("room", "fits"), [(100, False), (164, True), (228, True)])
+def test_wide_heads_need_room(room, fits, monkeypatch):
+    """Cards for desktops have 100 KiB, an A100 164 and an H200 228."""
+    card = SimpleNamespace(shared_memory_per_multiprocessor=room * 1024)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    assert attention_fits(128, torch.device("cuda")) == fits
+    assert attention_fits(64, torch.device("cuda"))
 
 
 def test_tiles_fit():

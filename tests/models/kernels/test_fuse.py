@@ -243,10 +243,12 @@ def test_no_gradient_where_none_is_wanted(make, text):
     assert given == {"discriminator.score.weight", "discriminator.score.bias"}
 
 
-def test_too_many_tokens_are_refused(make, device):
-    """An index of the kernels has 31 bits."""
-    encoder = make("rtd").discriminator.encoder
-    ids = torch.zeros(1, 1, dtype=torch.long, device=device).expand(2**14, 512)
+@pytest.mark.parametrize(("embedding", "rows"), [(48, 2**14), (512, 2**13)])
+def test_too_many_tokens_are_refused(embedding, rows, make, device, monkeypatch):
+    """An index of the kernels has 31 bits; the tables may be the widest."""
+    monkeypatch.setattr(kernels, "Embed", None)  # not begun
+    encoder = make("rtd", model={"embedding": embedding}).discriminator.encoder
+    ids = torch.zeros(1, 1, dtype=torch.long, device=device).expand(rows, 512)
     with pytest.raises(UserError, match=r"train\.accumulate"):
         encode(encoder, ids, ids)
 

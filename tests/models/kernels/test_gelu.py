@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from electra.models.kernels import gelu
 from electra.models.kernels.ffn import contract_backward, contract_parts
 from electra.models.kernels.gelu import bias_gelu, bias_gelu_backward_, gelu_parts
 
@@ -23,6 +24,33 @@ def test_bias_gelu(rows, width, device, normal, near):
     bias_gelu_backward_(grad, x, bias, sums)
     near(grad, of_x, "x")  # in its place
     near(sums.sum(0), of_bias, "bias")
+
+
+def test_a_million_tokens_have_a_grid_that_a_gpu_takes(monkeypatch):
+    """Its first number may be anything, the others end at 65,535."""
+    launched = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            launched.append(grid)
+            return lambda *_, **__: None
+
+    monkeypatch.setattr(gelu, "bias_gelu_kernel", Kernel())
+    monkeypatch.setattr(gelu, "bias_gelu_backward_kernel", Kernel())
+    x = torch.empty(2**20, 1024, device="meta")
+    sums = torch.empty(gelu_parts(2**20, 1024, x.device), 1024, device="meta")
+    bias_gelu(x, x[0], x)
+    bias_gelu_backward_(x, x, x[0], sums)
+    assert len(launched) == 2
+    assert all(number < 2**16 for grid in launched for number in grid[1:])
+
+
+@pytest.mark.gpu
+def test_a_million_tokens(device, near):
+    x = torch.randn(2**20 + 1, 136, device=device)
+    out = torch.empty_like(x)
+    bias_gelu(x, x[0].clone(), out)
+    near(out[-40:], F.gelu(x[-40:] + x[0]))
 
 
 def test_the_erf_form_to_six_digits(device):

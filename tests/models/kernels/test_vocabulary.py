@@ -1,14 +1,18 @@
 """Loss, gradient, sample and best guess over the vocabulary."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+import triton
+import triton.language as tl
+
 from electra.models.kernels import vocabulary
 from electra.models.kernels.dropout import keep_mask
-from electra.models.kernels.vocabulary import Guess, read_logits_
+from electra.models.kernels.vocabulary import Guess, choose, read_logits_
 
 NOTHING = float("-inf")
 
@@ -136,13 +140,64 @@ def test_slots_and_passes_have_their_own_samples(device):
     assert not torch.equal(*flat)
 
 
-def test_the_true_token_can_be_excluded_when_it_is_nearly_certain(device):
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+def test_the_true_token_can_be_excluded_when_it_is_nearly_certain(temperature, device):
+    """Even where the odds of all others, beside its own, are too small for a number."""
     logits = torch.zeros(10, 70, device=device)
     logits[:, 40] = 30.0
     truth = torch.full((10,), 40, device=device)
-    _, samples, *_ = read_logits_(logits, truth, truth > 0, truth, 1.0, True)
+    _, samples, *_ = read_logits_(logits, truth, truth > 0, truth, temperature, True)
     assert (samples != 40).all()
+    assert (samples < 70).all()
     assert len(samples.unique()) > 4
+
+
+@triton.jit
+def choose_kernel(odds, numbers, out, COUNT: tl.constexpr):
+    row = tl.program_id(0)
+    weights = tl.load(odds + row * COUNT + tl.arange(0, COUNT))
+    tl.store(out + row, choose(weights, tl.load(numbers + row)))
+
+
+def add_up_as_a_warp(x):
+    """Sums of 32 numbers as a GPU's threads find them: each in another order."""
+    x, step = x.copy(), 1
+    while step < len(x):
+        x[step:] = x[:-step] + x[step:]
+        step *= 2
+    return x
+
+
+@pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-23])
+def test_only_what_has_odds_is_chosen(number, device, monkeypatch):
+    """A step of the ladder may lie below the one before it, by a rounding."""
+    if device.type == "cpu":
+        from triton.runtime import interpreter
+
+        def crooked(self, given):
+            return [self.to_tensor(add_up_as_a_warp(given.handle.data), dtype=given.dtype)]
+
+        monkeypatch.setattr(interpreter.ScanOps, "cumsum", crooked)
+    torch.manual_seed(0)
+    rows = 20_000 if device.type == "cuda" else 100
+    odds = (3 * torch.randn(rows, 32)).exp()
+    odds[:, 28:], odds[:, 5] = 0, 0
+    ladders = np.stack([add_up_as_a_warp(row) for row in odds.numpy()])
+    assert (np.diff(ladders) < 0).any()
+    out = torch.empty(rows, dtype=torch.int32, device=device)
+    numbers = torch.full((rows,), number, device=device)
+    choose_kernel[(rows,)](odds.to(device), numbers, out, 32)
+    assert (odds.gather(1, out.long().cpu()[:, None]) > 0).all()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's NumPy
+def test_logits_that_are_no_numbers_choose_a_word(device):
+    """The loss tells what went wrong, not a crash on an id that the table does not have."""
+    logits = torch.full((4, 70), float("nan"), device=device)
+    truth = torch.zeros(4, dtype=torch.long, device=device)
+    losses, samples, *_ = read_logits_(logits, truth, truth == 0, truth, 1.0, False)
+    assert losses.isnan().all()
+    assert (samples < 70).all()
 
 
 @pytest.mark.parametrize(("keys", "number"), [((2350666, 5), 0), ((9500863, 6), 1)])

@@ -30,6 +30,9 @@ QUERIES = {"TALL": 64, "WIDE": 32, "num_warps": 4, "num_stages": 4, "maxnreg": 1
 KEYS = {"TALL": 64, "WIDE": 64, "num_warps": 4, "num_stages": 3}
 """The fastest on an H200: forth and back for short rows; forth, and back in two, for long ones. The
 keys of a tile are a multiple of 16, as the pairs of dropout want it."""
+WIDEST, ROOM = 128, 128 * 1024
+"""A size of heads, and the shared memory that a processor has to have for it: tiles of long rows do
+not fit the 100 KiB of cards for desktops."""
 LOG2E = 1.4426950408889634
 LN2 = tl.constexpr(1 / LOG2E)
 """Scores and their logarithms are in powers of two, which the processor knows by itself."""
@@ -96,9 +99,11 @@ def sum_parts(rows: int, length: int) -> int:
     return rows if length <= SHORT else rows * triton.cdiv(length, KEYS["TALL"])
 
 
-def attention_fits(size: int) -> bool:
-    """Whether heads of this size can be computed here."""
-    return size in (16, 32, 64, 128)
+def attention_fits(size: int, device: torch.device) -> bool:
+    """Whether heads of this size can be computed on this device."""
+    if size == WIDEST and device.type == "cuda":
+        return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor >= ROOM
+    return size in (16, 32, 64, WIDEST)
 
 
 @triton.jit

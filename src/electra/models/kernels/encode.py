@@ -18,7 +18,8 @@ def fits(encoder: Encoder) -> bool:
     """Whether the kernels can do what this encoder does."""
     c = encoder.config
     plain = type(encoder) is Encoder and type(encoder.embeddings) is Embeddings
-    return plain and attention_fits(c.hidden // c.head_count)
+    here = encoder.embeddings.token.weight.device
+    return plain and attention_fits(c.hidden // c.head_count, here)
 
 
 def precision(device: torch.device) -> torch.dtype:
@@ -40,7 +41,8 @@ def encode(
     differs from it in what padding sees: itself, not the text. Nothing looks at padding.
     """
     c, block = encoder.config, encoder.embeddings
-    if ids.numel() * max(c.feed_forward_width, 3 * c.hidden) >= 2**31:  # the kernels' indices
+    widest = max(c.feed_forward_width, 3 * c.hidden, c.embedding)
+    if ids.numel() * widest >= 2**31:  # the kernels' indices
         raise UserError(
             f"{ids.numel():,} tokens at once are too many for the kernels: set train.accumulate."
         )

@@ -16,8 +16,9 @@ BACK = {"TALL": 16, "WIDE": 256, "num_warps": 8}
 def bias_gelu(x: Tensor, bias: Tensor, out: Tensor) -> None:
     """The erf form, as BERT."""
     rows, width = x.shape
-    grid = (triton.cdiv(width, FORTH["WIDE"]), triton.cdiv(rows, FORTH["TALL"]))
-    bias_gelu_kernel[grid](x, bias, out, rows, width, **FORTH)
+    # One number for both: the second of a grid ends at 65,535
+    tiles = triton.cdiv(width, FORTH["WIDE"]) * triton.cdiv(rows, FORTH["TALL"])
+    bias_gelu_kernel[(tiles,)](x, bias, out, rows, width, **FORTH)
 
 
 def bias_gelu_backward_(grad: Tensor, x: Tensor, bias: Tensor, sums: Tensor) -> None:
@@ -52,8 +53,9 @@ def gelu_at(z):
 
 @triton.jit
 def bias_gelu_kernel(x, bias, out, rows, width, TALL: tl.constexpr, WIDE: tl.constexpr):
-    col = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
-    row = tl.program_id(1) * TALL + tl.arange(0, TALL)
+    across = tl.cdiv(width, WIDE)
+    col = tl.program_id(0) % across * WIDE + tl.arange(0, WIDE)
+    row = tl.program_id(0) // across * TALL + tl.arange(0, TALL)
     here = (row < rows)[:, None] & (col < width)[None, :]
     at = row[:, None] * width + col[None, :]
     z = tl.load(x + at, here, 0.0).to(tl.float32)

@@ -100,6 +100,7 @@ def read_logits_kernel(
     top = tl.full((LANES,), -1e30, tl.float32)
     total = tl.zeros((LANES,), tl.float32)
     mass = tl.zeros((LANES,), tl.float32)
+    peak = tl.full((LANES,), -1e30, tl.float32)  # the top of what may be the sample
     place = tl.zeros((LANES,), tl.int32)  # the group in which the top is
     for start in range(0, words, LANES * RUN):
         col = start + each
@@ -110,12 +111,15 @@ def read_logits_kernel(
         total = total * tl.exp2((top - most) * LOG2E)
         total += tl.sum(tl.exp2((x - most[:, None]) * LOG2E), 1)
         if not same:
-            mass = mass * tl.exp2((top - most) * sharpness)
-            mass += tl.sum(chances(x, col, true, most[:, None], sharpness, exclude), 1)
+            may = allowed(x, col, true, exclude)
+            crest = tl.maximum(peak, tl.max(may, 1))
+            mass = mass * tl.exp2((peak - crest) * sharpness)
+            mass += tl.sum(tl.exp2((may - crest[:, None]) * sharpness), 1)
+            peak = crest
         top = most
     high = tl.max(top, 0)
     total *= tl.exp2((top - high) * LOG2E)
-    mass = total if same else mass * tl.exp2((top - high) * sharpness)
+    mass = total if same else mass * tl.exp2((peak - tl.max(peak, 0)) * sharpness)
     total = tl.sum(total, 0)
     # Of the runs with the highest the first, and in it the first word.
     begin = tl.min(tl.where(top == high, place + lane, words), 0)
@@ -130,7 +134,8 @@ def read_logits_kernel(
     turn = tl.arange(0, TIMES * RUN)
     spot = chosen + turn // RUN * (LANES * RUN) + turn % RUN
     few = tl.load(here + spot, spot < words, -float("inf")).to(tl.float32)
-    odds = chances(few, spot, true, high, sharpness, exclude)
+    few = allowed(few, spot, true, exclude)
+    odds = tl.exp2((few - tl.max(few, 0)) * sharpness)
     turn = choose(odds, uniform(2 * row + 1, seed))
     tl.store(samples + row, chosen + turn // RUN * (LANES * RUN) + turn % RUN)
     # Not a product: a slot that is not used may hold a token that has no probability at all.
@@ -152,18 +157,23 @@ def read_logits_kernel(
 
 @triton.jit
 def choose(odds, number):
-    """An index, by the odds; `number` is from `uniform`."""
-    ladder = tl.cumsum(odds, 0)
-    return tl.sum((ladder <= tl.max(ladder, 0) * number).to(tl.int32), 0)
+    """An index, by the odds; `number` is from `uniform`. 0 where none has odds, or they are NaN.
+
+    A GPU adds up the steps of the ladder in different orders, so that one without odds may lie
+    below the one before it: such a step is never the one.
+    """
+    COUNT: tl.constexpr = odds.shape[0]
+    ladder = tl.where(odds > 0, tl.cumsum(odds, 0), 0.0)
+    above = ladder > tl.max(ladder, 0) * number
+    return tl.min(tl.where(above, tl.arange(0, COUNT), COUNT), 0) % COUNT
 
 
 @triton.jit
-def chances(x, col, true, high, sharpness, exclude: tl.constexpr):
-    """What a word's chance to be the sample is proportional to."""
-    odds = tl.exp2((x - high) * sharpness)
+def allowed(x, col, true, exclude: tl.constexpr):
+    """The logits that a sample is drawn by."""
     if exclude:
-        odds = tl.where(col == true, 0.0, odds)
-    return odds
+        x = tl.where(col == true, -float("inf"), x)
+    return x
 
 
 @triton.jit
