@@ -209,6 +209,15 @@ def test_a_damaged_card_is_named(damage, tmp_path):
         load_task_model(tmp_path)
 
 
+def test_a_card_from_before_full_stops_were_noted_is_still_read(tmp_path):
+    model, card = made("classify", "paper")
+    save_task_model(model, tmp_path, card, pad_id=0)
+    values = json.loads((tmp_path / "task.json").read_text())
+    del values["without_stops"]
+    (tmp_path / "task.json").write_text(json.dumps(values))
+    assert load_task_model(tmp_path)[1] == card
+
+
 def test_a_folder_without_a_card_is_no_fine_tuned_model(model_folder):
     with pytest.raises(UserError, match=r"not a fine-tuned model: there is no task\.json"):
         load_task_model(model_folder)

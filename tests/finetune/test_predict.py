@@ -248,6 +248,26 @@ def test_files_of_glue(model_folder, quick, console, tmp_path):
         said(str(tmp_path / "out"), tmp_path / "lines.txt")
 
 
+def test_full_stops_that_training_never_saw_are_not_shown_to_the_model(
+    model_folder, quick, console, tmp_path
+):
+    """Where MNLI's train file has lost them, predict takes them away as fine-tuning does."""
+    data = tmp_path / "MNLI"
+    data.mkdir()
+    head = "index\tsentence1\tsentence2\tgold_label"
+    labels = ("contradiction", "entailment", "neutral")
+    for name, stop in (("train_partial", ""), ("dev_matched", ".")):
+        rows = (f"{i}\t{TEXTS[i % 5]}{stop}\t{TEXTS[i % 3]}{stop}" for i in range(12))
+        lines = [f"{row}\t{labels[i % 3]}" for i, row in enumerate(rows)]
+        (data / f"{name}.tsv").write_text("\n".join([head, *lines]) + "\n")
+    out, config = tmp_path / "out", replace(quick, epochs=1, batch=4)
+    finetune(str(model_folder), load_task("mnli", data), out, [0], config, console)
+    text = (out / "predictions" / "seed-0" / "dev.jsonl").read_text()
+    wanted = [json.loads(line) for line in text.splitlines()]
+    for one, two in zip(wanted, said(str(out), data / "dev_matched.tsv"), strict=True):
+        nearly(one, two)
+
+
 def test_a_file_of_your_own_may_be_called_like_a_task_of_glue(
     model_folder, quick, console, tmp_path
 ):

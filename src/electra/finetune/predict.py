@@ -13,7 +13,7 @@ from electra.hub.heads import TaskCard, load_task_model
 from electra.tasks.conll import more_tagged
 from electra.tasks.examples import Sentence, Tagged
 from electra.tasks.folder import ending
-from electra.tasks.glue import GLUE, read_split
+from electra.tasks.glue import GLUE, read_split, without_stop
 from electra.tasks.own import read_own
 from electra.tasks.spans import to_scheme
 from electra.tasks.squad import more_questions
@@ -34,6 +34,8 @@ def predict(
     network, card = load_task_model(folder)
     tokenizer, vocab = load_words(folder)
     examples = read_examples(source, card)
+    if card.without_stops:
+        examples = [without_stop(example) for example in examples]
     place = choose_device(device, "device")
     network.to(place)
     for begin in range(0, len(examples), CHUNK):

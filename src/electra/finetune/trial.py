@@ -228,6 +228,7 @@ def make_card(task: Task, config: FinetuneConfig) -> TaskCard:
         length=config.length,
         columns=dict(task.columns),
         pairs=task.kind == "choice" or any(e.pair for e in some if hasattr(e, "pair")),
+        without_stops=task.without_stops,
         maybe_none=may_be_none(task),
         stride=config.stride,
         longest_question=config.longest_question,

@@ -57,6 +57,8 @@ class TaskCard:
     """Of the files it was trained on, where the user named them."""
     pairs: bool = False
     """Whether it reads two texts."""
+    without_stops: bool = False
+    """Whether final full stops are taken away before it reads a text."""
     maybe_none: bool = False
     """Questions: whether there may be no answer, which is said above `null_threshold`."""
     null_threshold: float = 0.0
@@ -119,7 +121,8 @@ def read_card(folder: Path) -> TaskCard:
             "electra finetune makes one."
         )
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        older: dict[str, Any] = {"without_stops": False}  # where a card does not say it
+        values = older | json.loads(path.read_text(encoding="utf-8"))
         return TaskCard(**{f.name: values[f.name] for f in fields(TaskCard)})
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is damaged: fine-tune the model again.") from None

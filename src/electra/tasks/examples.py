@@ -84,6 +84,8 @@ class Task:
     epochs: float = 3
     swap: bool = False
     """Whether the pairs have no order, so that training sees them both ways round."""
+    without_stops: bool = False
+    """Whether final full stops were taken away, because the train file has none."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Of your own files: which column is the text, the pair, the label."""
     warnings: tuple[str, ...] = ()

@@ -120,7 +120,8 @@ def load_glue(name: str, folder: Path) -> Task:
     if "dev" not in splits:
         splits["train"], splits["dev"], note = set_aside(train, splits["train"], content)
         warnings.append(f"{name}: {note}")
-    if name == "mnli" and lost_stops(splits["train"]) and not lost_stops(splits["dev"]):
+    without_stops = name == "mnli" and lost_stops(splits["train"]) and not lost_stops(splits["dev"])
+    if without_stops:
         splits = {split: [without_stop(e) for e in rows] for split, rows in splits.items()}
         warnings.append(
             f"{name}: no text of '{train.name}' ends with a full stop, so final full stops are "
@@ -134,6 +135,7 @@ def load_glue(name: str, folder: Path) -> Task:
         metric=spec.metric,
         epochs=spec.epochs,
         swap=spec.swap,
+        without_stops=without_stops,
         warnings=tuple(warnings),
     )
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 Layout = Literal["pairs", "packed"]
 Ids = npt.NDArray[Any]
 
-SINGLE = 0.1  # share of rows with one segment only
+SINGLE = 0.1  # share of rows with one segment only, whatever their lines
 SHORT = 0.05  # share of rows with a shorter target
 SHORTEST = 5
 LEAST = 3  # places that a packed piece needs: [CLS] token [SEP]
