@@ -272,7 +272,7 @@ def test_a_printed_recipe_can_be_trained(electra, data_folder, tmp_path):
         (("detect", "{run}", "\udcff"), "not valid UTF-8"),
         (("pretrain", "toy", "--data", "{data}", "--out", "{out}\udcff"), "not valid UTF-8"),
         (("fill", "{run}", "\udcff [MASK]"), "not valid UTF-8"),
-        (("report", "{out}"), "no figures yet"),
+        (("report", "{out}"), "is not the folder of a run"),
         (("report", "{run}", "--out", "{file}"), "cannot be used: File exists"),
     ],
 )

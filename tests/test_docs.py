@@ -66,7 +66,7 @@ def check_out(out: Path, metric: str, seeds: int = 2) -> list[dict]:
 
 def test_the_example_of_finetune(example, monkeypatch, capsys):
     folder, said = example("finetune")
-    results = check_out(folder / "tuned", "accuracy", seeds=3)
+    results = check_out(folder / "guests", "accuracy", seeds=3)
     assert max(r["accuracy"] for r in results) > 0.7  # guessing gives 0.5
     assert said.count("median of") == 2
     named = set(re.findall(r"`(\w+)`", page_text("finetune").split("**A line of")[1]))

@@ -99,6 +99,7 @@ FILES = {
     [
         ("clasify", "good", (), "did you mean 'classify'?"),
         ("nonsense", "good", (), "There is no task 'nonsense': there are: "),
+        ("runs/First", "good", (), "There is no task 'runs/First': there are: "),
         ("classify", "nowhere", (), "There is no file or folder"),
         ("classify", "columns", (), "it has: review, stars. Name it with --label."),
         ("classify", "columns", ("--text", "review"), "review, stars. Name it with --label."),
@@ -277,3 +278,16 @@ def test_the_program_itself(tmp_path, reviews):
     assert done.stderr.startswith("error: There is no model at ")
     assert done.stderr.count("\n") == 1
     assert not out.exists()
+
+
+def test_a_folder_with_other_things_is_left_alone(refused, model_folder, tmp_path):
+    """Above all one with a `model` of the user's own, which the best seed's would replace."""
+    write(tmp_path / "good", **FILES["good"])
+    theirs = tmp_path / "project" / "model" / "model.safetensors"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("weights")
+    out = ("--data", tmp_path / "good", "--out", tmp_path / "project")
+    sentence = refused("finetune", model_folder, "classify", *out)
+    assert "is not empty and holds no results of fine-tuning: choose another --out" in sentence
+    assert [p for p in (tmp_path / "project").rglob("*") if p.is_file()] == [theirs]
+    assert theirs.read_text() == "weights"

@@ -215,6 +215,14 @@ def test_only_some_tasks(electra, refused, data, model_folder, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_results_of_something_else_are_left_alone(refused, data, model_folder, tmp_path):
+    (tmp_path / "results.jsonl").write_text("of a study\n")
+    sentence = refused("glue", model_folder, *QUICK, "--data", data, "--out", tmp_path)
+    assert "is not empty and holds no scores of GLUE: choose another --out" in sentence
+    assert [p.name for p in tmp_path.iterdir()] == ["results.jsonl"]
+    assert (tmp_path / "results.jsonl").read_text() == "of a study\n"
+
+
 def test_from_mnli(data, model_folder, quick, tmp_path, console, monkeypatch):
     begun = []
     real = room.finetune

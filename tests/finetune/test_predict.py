@@ -374,6 +374,14 @@ def test_an_output_that_cannot_be_a_file(refused, tuned, tmp_path):
         assert str(out.parent) in refused("predict", tuned, tmp_path / "x.txt", "--out", out)
 
 
+def test_the_input_is_not_replaced_by_the_answers(refused, tuned, tmp_path):
+    (tmp_path / "x.txt").write_text("the old bread\n")
+    (tmp_path / "link.txt").symlink_to("x.txt")
+    for out in (tmp_path / "x.txt", tmp_path / "link.txt"):
+        assert "is the input" in refused("predict", tuned, tmp_path / "x.txt", "--out", out)
+    assert (tmp_path / "x.txt").read_text() == "the old bread\n"
+
+
 def test_a_pair_is_not_found_in_lines(refused, model, tmp_path):
     (tmp_path / "x.txt").write_text("the old bread\n")
     for kind in ("pair", "choice"):

@@ -67,6 +67,19 @@ def test_a_failure_in_the_middle_leaves_what_was_there(
     assert [p.name for p in checkpoint.checkpoints(out)] == ["step-00000010", "step-00000020"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="no modes of files there")
+@pytest.mark.parametrize("mask", [0o022, 0o027])
+def test_weights_may_be_read_by_whom_any_new_file_may(mask, tiny, tmp_path, console):
+    """So that a folder that is handed on loads for whoever gets it; and no wider than that."""
+    old = os.umask(mask)
+    try:
+        start(tiny, tmp_path / "run", console)
+    finally:
+        os.umask(old)
+    modes = {p.stat().st_mode & 0o777 for p in (tmp_path / "run").rglob("*.safetensors")}
+    assert modes == {0o666 & ~mask}
+
+
 def test_a_disk_that_takes_no_more_is_told_in_one_sentence(finished, data_folder, tmp_path):
     """For real: the system refuses files above 40 kB, in the middle of writing the tensors."""
     out = tmp_path / "run"

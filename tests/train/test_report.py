@@ -103,7 +103,7 @@ def test_a_run_that_was_only_measured(tmp_path):
 
 
 def test_no_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no figures yet"):
+    with pytest.raises(UserError, match="nowhere is not the folder of a run"):
         write_report(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
 

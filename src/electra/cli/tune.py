@@ -217,6 +217,10 @@ def predict(
         raise UserError(f"There is no folder '{out.parent}' for --out: make it first.")
     if out is not None and out.is_dir():
         raise UserError(f"'{out}' is a folder, and --out must be a file: name one in it.")
+    if out is not None and out.exists() and source.exists() and out.samefile(source):
+        raise UserError(
+            f"'{out}' is the input, which the answers would replace: name another --out."
+        )
     if precision not in ("auto", "fp32", "bf16"):
         raise UserError(f"--precision {precision}: write auto, fp32 or bf16.")
     found = ask(model, source, precision=precision)  # type: ignore[arg-type]

@@ -15,9 +15,10 @@ from electra.finetune.results import Result, rank, read_results, summary
 from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig
 from electra.tasks.examples import Task
-from electra.tasks.glue import load_glue, plain, present
+from electra.tasks.glue import GLUE, load_glue, plain, present
 from electra.tasks.submit import write_submission
 from electra.text.files import write_whole
+from electra.train.folder import check_place
 
 AVERAGED = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
 """The tasks of the paper's average; WNLI is none of them."""
@@ -56,6 +57,7 @@ def run_glue(
 ) -> list[dict[str, Any]]:
     """Fine-tune on each task, then write the table, the figure and the submission."""
     names = choose(present(data), [plain(name) for name in only], from_mnli, data)
+    check_place(out, "scores of GLUE", *GLUE)
     tasks = {name: load_glue(name, data) for name in names}
     for task in tasks.values():
         for warning in task.warnings:

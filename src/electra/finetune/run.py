@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from electra.config import to_dict
 from electra.errors import UserError
 from electra.finetune.fit import Told
-from electra.finetune.results import Result, check_same, digest, read_results
+from electra.finetune.results import RESULTS, Result, check_same, digest, read_results
 from electra.finetune.settings import FinetuneConfig, resolve
 from electra.finetune.trial import Start, Trial
 from electra.hub.ask import locate
@@ -20,7 +20,7 @@ from electra.hub.folders import load_encoder, load_words
 from electra.tasks.examples import Task
 from electra.text.files import file_sha256
 from electra.train.device import choose_device
-from electra.train.folder import run_folder
+from electra.train.folder import check_place, run_folder
 
 FREE = ("at_once", "device", "precision")
 """Settings that say where and how fast, not what: results with others may stand side by side."""
@@ -45,6 +45,7 @@ def finetune(
     file = next((path for path in (out, *out.parents) if path.is_file()), None)
     if file:
         raise UserError(f"'{file}' is a file, and --out must be a folder: choose another.")
+    check_place(out, "results of fine-tuning", RESULTS, "predictions")  # a `model` is replaced
     start = open_model(model)
     config = resolve(config, start.encoder.config, task)
     same = {

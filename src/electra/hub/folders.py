@@ -68,9 +68,17 @@ def write_model(
         if theirs.endswith(("word_embeddings.weight", "generator_lm_head.bias")):
             tensor = tensor[:vocab_size]
         weights[theirs] = tensor.cpu().clone().contiguous()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(folder / "model.safetensors", weights)
     text = json.dumps(config, indent=2, ensure_ascii=False)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write tensors in a file that others may read as they may any new file of ours."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)  # safetensors takes a private temporary file, and its mode stays
 
 
 def transformers_config(config: EncoderConfig, kind: str, pad_id: int) -> dict[str, Any]:

@@ -26,9 +26,9 @@ def load_task(
     label: str | None = None,
 ) -> Task:
     """A task with its examples; the columns are those of your own files."""
-    name = plain(name)  # CoLA and STS-B are known, too
+    typed, name = name, plain(name)  # CoLA and STS-B are known, too
     if name not in TASKS:
-        raise UserError(f"There is no task '{name}': {nearest(name, list(TASKS))}")
+        raise UserError(f"There is no task '{typed}': {nearest(name, list(TASKS))}")
     options = {"--text": text, "--pair": pair, "--label": label}
     given = [option for option, value in options.items() if value is not None]
     if given and name not in OWN:

@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from electra.errors import UserError
 from electra.hub.energies import mark_energies
-from electra.hub.folders import export
+from electra.hub.folders import export, save_tensors
 from electra.objectives.electric import Electric
 from electra.objectives.objective import Objective
 from electra.optim.adam import PaperAdam
@@ -160,7 +160,7 @@ def _moments(parameters: dict[str, Tensor], optimizer: PaperAdam) -> dict[str, T
 
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path)
+    save_tensors(path, {name: t.detach().cpu().contiguous() for name, t in tensors.items()})
 
 
 def _copy_all(stored: dict[str, Tensor], wanted: dict[str, Any], checkpoint: Path) -> None:

@@ -63,6 +63,8 @@ COLOURS = {"training": "#9aa5b1", "held-out": "#c2410c", "": "#1d4ed8"}
 
 def write_report(run: Path, out: Path | None = None) -> tuple[Path, Path]:
     """Draw the curves of a run and write the page; returns the paths of both."""
+    if not (run / "metrics.jsonl").is_file():
+        raise UserError(f"{run} is not the folder of a run: there is no metrics.jsonl in it.")
     metrics = read_metrics(run)
     if not any(line["kind"] in ("train", "held_out") for line in metrics):
         raise UserError(f"{run} has no figures yet: there is nothing in its metrics.jsonl.")
