@@ -46,6 +46,17 @@ def test_seeds_are_trained_though_nobody_reads(unread, model_folder, reviews, tm
     assert (out / "model").is_dir()
 
 
+def test_stopped_by_the_user(electra, model_folder, reviews, tmp_path, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("electra.finetune.run.finetune", stopped)
+    command = ("finetune", model_folder, "classify", "--data", reviews, "--out", tmp_path / "out")
+    code, _, err = electra(*command)
+    assert code == 130
+    assert err.endswith("The same command goes on where this one stops.\nerror: stopped.\n")
+
+
 def test_columns_by_name(electra, model_folder, tmp_path):
     rows = [f"{i},{w} bread,{w} cargo,{s}" for i, w in enumerate(("old", "young")) for s in "ab"]
     for split in ("train", "dev"):

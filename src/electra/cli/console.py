@@ -30,6 +30,16 @@ def warn(warnings: Sequence[str]) -> None:
 
 
 @contextmanager
+def resumable() -> Iterator[None]:
+    """Around work of which what is done is kept: says so to who stops it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("The same command goes on where this one stops.", err=True)
+        raise
+
+
+@contextmanager
 def lasting() -> Iterator[None]:
     """For the verbs that fill a folder: they go on, in silence, when nobody reads any more."""
     # A stream that was closed from the start is None, and stays it.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from electra.cli.console import consoles, lasting, warn
+from electra.cli.console import consoles, lasting, resumable, warn
 
 tokenizer_app = typer.Typer(
     help="Make a tokenizer for your text, or look at how well one fits it.", no_args_is_help=True
@@ -182,23 +182,19 @@ def prepare(
     from electra.text.prepare import prepare as run
 
     console, notes = consoles()
-    with show_prepare(notes) as progress:
-        try:
-            summary = run(
-                inputs,
-                tokenizer=tokenizer,
-                out=out,
-                length=length,
-                layout=layout.value,
-                workers=workers,
-                held_out=held_out,
-                seed=seed,
-                text_field=text_field,
-                progress=progress,
-            )
-        except KeyboardInterrupt:
-            typer.echo("The same command goes on where this one stops.", err=True)
-            raise
+    with resumable(), show_prepare(notes) as progress:
+        summary = run(
+            inputs,
+            tokenizer=tokenizer,
+            out=out,
+            length=length,
+            layout=layout.value,
+            workers=workers,
+            held_out=held_out,
+            seed=seed,
+            text_field=text_field,
+            progress=progress,
+        )
     console.print(prepare_table(summary))
     done = "already prepared, nothing was changed" if summary.already else "prepared"
     typer.echo(f"{out}: {done}")

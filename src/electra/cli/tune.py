@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from electra.cli.console import consoles, lasting, warn
+from electra.cli.console import consoles, lasting, resumable, warn
 from electra.cli.train import Json
 from electra.cli.use import Model
 
@@ -122,7 +122,8 @@ def finetune(
     config = override(FinetuneConfig(), settings or [])
     loaded = load_task(task, data, text=text, pair=pair, label=label)
     warn(loaded.warnings)
-    results = tune(model, loaded, out, chosen, config, progress)
+    with resumable():
+        results = tune(model, loaded, out, chosen, config, progress)
     if as_json:
         for result in results:
             typer.echo(json.dumps(result, ensure_ascii=False))
@@ -163,16 +164,17 @@ def glue(
 
     console, progress = consoles()
     config = override(FinetuneConfig(), settings or [])
-    rows = run_glue(
-        model,
-        data,
-        out,
-        read_seeds(seeds),
-        config,
-        progress,
-        only=read_names(tasks),
-        from_mnli=from_mnli,
-    )
+    with resumable():
+        rows = run_glue(
+            model,
+            data,
+            out,
+            read_seeds(seeds),
+            config,
+            progress,
+            only=read_names(tasks),
+            from_mnli=from_mnli,
+        )
     if as_json:
         typer.echo(json.dumps(rows))
     else:
