@@ -99,6 +99,20 @@ def test_an_encoder_that_transformers_saved_without_a_head(pair, inputs, tmp_pat
         load_discriminator(tmp_path / "body")
 
 
+@torch.no_grad()
+def test_tensorflows_names_of_the_norms(pair, inputs, tmp_path):
+    """As in files that were converted long ago, and in some that transformers 5.0 saves."""
+    for network, load in zip(pair, (load_generator, load_discriminator), strict=True):
+        export(network, tmp_path, pad_id=0)
+        weights = load_file(tmp_path / "model.safetensors")
+        names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+        for new, old in names.items():
+            for name in [name for name in weights if name.endswith(new)]:
+                weights[name.replace(new, old)] = weights.pop(name)
+        save_file(weights, tmp_path / "model.safetensors")
+        assert torch.equal(load(tmp_path).encoder(*inputs), network.encoder(*inputs))
+
+
 def test_an_output_matrix_of_its_own_is_refused(pair, tmp_path):
     generator, _ = pair
     export(generator, tmp_path, pad_id=0)

@@ -181,6 +181,13 @@ def _fill(network: N, folder: Path) -> N:
     return network.eval()
 
 
+def by_new_name(name: str) -> str:
+    """LayerNorm's tensors as they are called today: TensorFlow's names are in older files still."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )
+
+
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """The tensors of `model.safetensors`, under transformers' names."""
     path = folder / "model.safetensors"
@@ -195,6 +202,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         raise UserError(
             f"{path} is damaged or may not be read ({error}); export or download it again."
         ) from None
+    weights = {by_new_name(name): tensor for name, tensor in weights.items()}
     if not any(name.startswith(BODY) for name in weights):  # ElectraModel alone, without a head
         weights = {f"{BODY}{name}": tensor for name, tensor in weights.items()}
     # A buffer that some versions of transformers write
