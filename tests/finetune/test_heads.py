@@ -231,7 +231,7 @@ def test_weights_that_do_not_fit_the_card_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"head\.output\.weight does not have the shape"):
         load_task_model(tmp_path)
     (tmp_path / "task.json").write_text(json.dumps(whole | {"head": "transformers"}))
-    with pytest.raises(UserError, match="not the weights of a model for mine: missing classifier"):
+    with pytest.raises(UserError, match=r"of a model for mine \(missing classifier"):
         load_task_model(tmp_path)
     (tmp_path / "task.json").write_text(json.dumps(whole))
     weights = load_file(tmp_path / "model.safetensors")

@@ -217,14 +217,10 @@ def copy_weights(
     path = folder / "model.safetensors"
     missing, unknown = wanted.keys() - weights.keys(), weights.keys() - wanted.keys()
     if missing or unknown:
+        lists = {"missing": sorted(missing), "unexpected": sorted(unknown)}
+        differing = "; ".join(f"{w} {n[0]} and {len(n) - 1} more" for w, n in lists.items() if n)
         raise UserError(
-            f"{path} is not the weights of {kind}: "
-            + "; ".join(
-                f"{word} {sorted(names)[0]} and {len(names) - 1} more"
-                for word, names in (("missing", missing), ("unexpected", unknown))
-                if names
-            )
-            + "."
+            f"{path} is not the weights of {kind} ({differing}): name a run or folder that has one."
         )
     with torch.no_grad():
         for name, parameter in wanted.items():
