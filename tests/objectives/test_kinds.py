@@ -38,6 +38,7 @@ from electra.recipes import recipe
         ("objective.kind=electric generator.kind=unigram", "unigram one has nothing to learn"),
         ("objective.kind=adversarial generator.kind=uniform", "uniform one has nothing to learn"),
         ("objective.kind=electric generator.share=all", "two towers"),
+        ("objective.kind=adversarial generator.share=all generator.width=1", "one body cannot"),
         ("objective.kind=electric objective.exclude_true=true", "the true token included"),
         ("objective.kind=electric objective.draw=repeated", "one sample for each position"),
         ("objective.kind=adversarial objective.draw=repeated", "one sample for each position"),

@@ -143,6 +143,11 @@ def check_together(
             "objective.kind=electric has a generator of two towers, which cannot be the "
             "discriminator's one body: set generator.share=embeddings, gdes or none."
         )
+    if kind == "adversarial" and share == "all":
+        raise UserError(
+            "objective.kind=adversarial has the generator raise the loss that the discriminator "
+            "lowers, which one body cannot do: set generator.share=embeddings, gdes or none."
+        )
     if kind == "two-stage":
         check_stages(config, generator)
     if generator.kind == "transformer":
