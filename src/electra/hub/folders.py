@@ -67,7 +67,7 @@ def write_model(
         tensor = ours.detach()
         if theirs.endswith(("word_embeddings.weight", "generator_lm_head.bias")):
             tensor = tensor[:vocab_size]
-        weights[theirs] = tensor.cpu().clone().contiguous()
+        weights[theirs] = tensor.cpu().clone()  # in memory of its own, which parts of ours share
     save_tensors(folder / "model.safetensors", weights)
     text = json.dumps(config, indent=2, ensure_ascii=False)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
@@ -77,7 +77,8 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write tensors in a file that others may read as they may any new file of ours."""
     path.touch()
     mode = path.stat().st_mode
-    save_file(tensors, path, metadata={"format": "pt"})
+    here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(here, path, metadata={"format": "pt"})
     path.chmod(mode)  # safetensors takes a private temporary file, and its mode stays
 
 

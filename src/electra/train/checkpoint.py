@@ -71,9 +71,9 @@ def save(
     partial.mkdir(parents=True)
     try:
         parameters: dict[str, Tensor] = dict(objective.named_parameters())
-        _save_tensors(partial / "model.safetensors", parameters | _buffers(objective))
-        _save_tensors(partial / "optimizer.safetensors", _moments(parameters, optimizer))
-        _save_tensors(partial / "random.safetensors", random_state(objective.maskable.device))
+        save_tensors(partial / "model.safetensors", parameters | _buffers(objective))
+        save_tensors(partial / "optimizer.safetensors", _moments(parameters, optimizer))
+        save_tensors(partial / "random.safetensors", random_state(objective.maskable.device))
         for name, network in objective.networks().items():
             export(network, partial / name, pad_id)
             if isinstance(objective, Electric):
@@ -157,10 +157,6 @@ def _moments(parameters: dict[str, Tensor], optimizer: PaperAdam) -> dict[str, T
         for name, p in parameters.items()
         for kind, tensor in optimizer.moments(p).items()
     }
-
-
-def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    save_tensors(path, {name: t.detach().cpu().contiguous() for name, t in tensors.items()})
 
 
 def _copy_all(stored: dict[str, Tensor], wanted: dict[str, Any], checkpoint: Path) -> None:
