@@ -84,7 +84,8 @@ def test_the_optimizer_is_the_papers_for_each_seed():
     state = whole.state_dict()
     for place, each in enumerate(networks):
         for name, tensor in each.state_dict().items():
-            torch.testing.assert_close(state[name][place], tensor, rtol=1e-3, atol=2e-5)
+            # Steps are of 1e-2: where a gradient is near zero, its rounding is seen in Adam's ratio
+            torch.testing.assert_close(state[name][place], tensor, rtol=1e-3, atol=2e-4)
 
 
 def test_with_bias_correction_it_is_torchs_adamw():

@@ -113,6 +113,26 @@ def test_every_kind_at_every_rate(kind, rate, make, batch, ask):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_torch_compile_reads_every_kind(kind, make, batch):
+    """The oldest torch that we know does not read all that Python has; no C++ compiler is asked."""
+    objective = make(kind).train()
+    for _ in objective.stages():
+        torch._dynamo.reset()
+        compiled = torch.compile(objective, backend="eager", dynamic=False)
+        torch.manual_seed(3)
+        masked = objective.mask(batch)
+        totals, found = objective.totals(batch, masked), []
+        for forward in (objective, compiled):
+            objective.zero_grad()
+            torch.manual_seed(4)
+            outcome = forward(batch, masked, totals)
+            outcome.loss.backward()
+            grads = [p.grad.clone() for p in objective.parameters() if p.grad is not None]
+            found.append([*(x for x in outcome if x is not None), *grads])
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stage", [1, 2])
 def test_accumulated_gradients_are_those_of_the_batch(kind, stage, make, batch):
     """Rows of different lengths: averaging the micro-batches' means would be another loss."""

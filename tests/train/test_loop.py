@@ -320,8 +320,7 @@ def test_one_clip_over_both_networks(tiny, tmp_path, console):
     with opening as run:
         run.objective.train()
         random = torch.get_rng_state()
-        batch = run.objective.unpack(rows)
-        loop.backward(run, batch, run.objective.mask(batch))
+        loop.backward(run, *run.objective.exercise(rows))
         squares = [p.grad.double().square().sum() for p in run.objective.parameters()]
         names = [n for n, p in run.objective.named_parameters() if p.grad.abs().sum() > 0]
         assert {n.split(".")[0] for n in names} == {"generator", "discriminator"}

@@ -27,7 +27,6 @@ from electra.finetune.settings import FinetuneConfig
 from electra.hub.folders import export
 from electra.hub.show import painted
 from electra.models.electra import build_pair
-from electra.objectives.batch import unpack
 from electra.recipes import recipe
 from electra.tasks import examples
 from electra.text.console import show_bytes, show_prepare
@@ -144,9 +143,8 @@ def show_sentences(console: Console, run: Path, examples: list[Sentence]) -> Non
     for example in examples:
         ids = tokenizer.encode(example.text, add_special_tokens=False).ids[: LENGTH - 2]
         row = [vocab.cls, *ids, vocab.sep]
-        batch = unpack(torch.tensor([[*row, len(row), len(row)]]))
-        masked = objective.mask(batch)
-        outcome = objective(batch, masked, objective.totals(batch, masked))
+        stored = torch.tensor([[*row, len(row), len(row)]])
+        outcome = objective(*objective.exercise(stored))
         tokens = [tokenizer.id_to_token(i) or "" for i in outcome.corrupted[0].tolist()]
         inner = slice(1, len(row) - 1)
         chances = outcome.scores[0].sigmoid().tolist()[inner]

@@ -31,7 +31,6 @@ class Adversarial(ReplacedTokenDetection):
         nn.init.zeros_(self.baseline.weight)
 
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
-        c = self.config
         assert isinstance(self.generator, Generator)
         states = self.generator.states(masked.inputs, batch.segments, batch.seen, masked.positions)
         logits = self.generator.predict(states).float()
@@ -51,10 +50,10 @@ class Adversarial(ReplacedTokenDetection):
         miss = F.binary_cross_entropy_with_logits(expected, (-reward).exp(), reduction="none")
         baseline_loss = (miss * masked.drawn).sum()
 
-        taught = c.generator_weight * (baseline_loss - raised) / totals[0]
-        loss = taught + c.discriminator_weight * found.loss / totals[1]
+        weights = self.weights / totals
+        loss = weights[0] * (baseline_loss - raised) + weights[1] * found.loss
         more = add_up(reward * masked.drawn, baseline_loss)
-        return found._replace(loss=loss, sums=torch.cat([found.sums, more]))
+        return Outcome(loss, torch.cat([found.sums, more]), *found[2:])
 
     def log_chance(self, logits: Tensor, samples: Tensor, masked: Masked) -> Tensor:
         """How likely each sample was, under the distribution that it was drawn from."""

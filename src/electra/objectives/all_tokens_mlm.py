@@ -14,7 +14,7 @@ from electra.models.electra import Generator
 from electra.models.encoder import glorot_linear
 from electra.models.simple import FrequencyGenerator
 from electra.objectives.batch import Batch
-from electra.objectives.corrupt import Masked, put
+from electra.objectives.corrupt import Masked
 from electra.objectives.objective import (
     GENERATOR_SUMS,
     Ids,
@@ -60,8 +60,7 @@ class AllTokensMlm(ReplaceMlm):
         c = self.config
         ids, segments, real, seen = batch
         guesses = self.fill(batch, masked)
-        corrupted = put(ids, masked.positions, guesses.samples, masked.drawn)
-        replaced = corrupted != ids
+        corrupted, replaced = self.corrupt(batch, masked, guesses.samples)
 
         hidden = self.mlm.encoder(corrupted, segments, seen)
         said = self.say(hidden, batch, corrupted)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from electra.models.electra import Discriminator, Generator
 from electra.models.simple import FrequencyGenerator
 from electra.objectives.batch import Batch, unpack
-from electra.objectives.corrupt import Masked, Rate, mask_tokens, sample_tokens
+from electra.objectives.corrupt import Masked, Rate, mask_tokens, put, sample_tokens
 from electra.objectives.settings import ObjectiveConfig
 
 Sums = Mapping[str, float]
@@ -83,6 +83,12 @@ class Objective(nn.Module):
         """Progress within the present stage, which schedule and watch go by."""
         return progress
 
+    def exercise(self, rows: Tensor) -> tuple[Batch, Masked, Tensor]:
+        """What a step begins with: a batch, what is drawn in it, and the denominators."""
+        batch = self.unpack(rows)
+        masked = self.mask(batch)
+        return batch, masked, self.totals(batch, masked)
+
     def unpack(self, rows: Tensor) -> Batch:
         """A batch from stored rows."""
         return unpack(rows, self.start)
@@ -151,6 +157,12 @@ class Corrupting(Objective):
     def fill(self, batch: Batch, masked: Masked) -> Guesses:
         """The generator's guesses."""
         return self.guess(self.generator, masked.inputs, batch, masked, sample=True)
+
+    def corrupt(self, batch: Batch, masked: Masked, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """The original text with the samples in it, and which tokens are replaced."""
+        corrupted = put(batch.ids, masked.positions, samples, masked.drawn)
+        replaced = corrupted != batch.ids  # a correct guess counts as original
+        return corrupted, replaced  # (batch, length) each
 
     def guessing_loss(self, entropy: float) -> float:
         learns = isinstance(self.generator, Generator)

@@ -8,7 +8,7 @@ from torch import Tensor
 from electra.models.electra import Discriminator, Generator
 from electra.models.simple import FrequencyGenerator
 from electra.objectives.batch import Batch
-from electra.objectives.corrupt import Masked, put
+from electra.objectives.corrupt import Masked
 from electra.objectives.objective import (
     GENERATOR_SUMS,
     Corrupting,
@@ -44,13 +44,12 @@ class ReplaceMlm(Corrupting):
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
         c = self.config
         guesses = self.fill(batch, masked)
-        corrupted = put(batch.ids, masked.positions, guesses.samples, masked.drawn)
+        corrupted, replaced = self.corrupt(batch, masked, guesses.samples)
         answers = self.guess(self.mlm, corrupted, batch, masked, sample=False)
         generated = c.generator_weight * guesses.loss / totals[0]
         loss = generated + c.model_weight * answers.loss / totals[0]
         with torch.no_grad():
             counted = generator_sums(guesses, masked)
-            replaced = corrupted != batch.ids
             sums = add_up(*counted, batch.real, replaced, answers.loss, answers.right)
         return Outcome(loss, sums, corrupted)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from electra.models.electra import Discriminator, Generator, folded
 from electra.models.simple import FrequencyGenerator
 from electra.objectives.batch import Batch
-from electra.objectives.corrupt import Masked, put
+from electra.objectives.corrupt import Masked
 from electra.objectives.objective import (
     GENERATOR_SUMS,
     Corrupting,
@@ -50,6 +50,9 @@ class ReplacedTokenDetection(Corrupting):
         # The discriminator comes first, so that what is shared carries its name.
         self.discriminator = discriminator
         self.generator = generator
+        self.weights: Tensor
+        weights = torch.tensor([config.generator_weight, config.discriminator_weight])
+        self.register_buffer("weights", weights, persistent=False)
 
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
         """One pass over a micro-batch; `totals` are the masked and real tokens of the whole batch.
@@ -57,30 +60,38 @@ class ReplacedTokenDetection(Corrupting):
         Dividing by the totals of the batch, not by the micro-batch's own counts, makes the sum of
         the micro-batches' gradients the gradient of the batch.
         """
-        c = self.config
         # One pass serves the loss and the sample, dropout included.
         guesses = self.fill(batch, masked)
         found = self.detect(batch, masked, guesses)
-        loss = (
-            c.generator_weight * guesses.loss / totals[0]
-            + c.discriminator_weight * found.loss / totals[1]
-        )
-        return found._replace(loss=loss)
+        weights = self.weights / totals
+        loss = weights[0] * guesses.loss + weights[1] * found.loss
+        return Outcome(loss, *found[1:])  # torch.compile of torch 2.11 knows no `_replace`
 
     def detect(self, batch: Batch, masked: Masked, guesses: Guesses) -> Outcome:
         """The discriminator's part; its loss is summed, and not weighted yet."""
-        corrupted = put(batch.ids, masked.positions, guesses.samples, masked.drawn)
-        replaced = corrupted != batch.ids  # a correct guess counts as original
+        corrupted, replaced = self.corrupt(batch, masked, guesses.samples)
         judged = self.judged(batch, masked)
-
         scores = self.discriminator(corrupted, batch.segments, batch.seen).float()
+        loss, sums = self.weigh(scores, replaced, judged, batch, masked, guesses)
+        return Outcome(loss, sums, corrupted, replaced, scores.detach(), judged)
+
+    def weigh(
+        self,
+        scores: Tensor,
+        replaced: Tensor,
+        judged: Tensor,
+        batch: Batch,
+        masked: Masked,
+        guesses: Guesses,
+    ) -> tuple[Tensor, Tensor]:
+        """The summed loss of the scores, and the sums that `SUMS` names."""
         bce = F.binary_cross_entropy_with_logits(scores, replaced.float(), reduction="none")
         loss = (bce * judged).sum()
         with torch.no_grad():
             flagged = (scores > 0) & judged
             detected = (batch.real, loss, replaced, flagged, flagged & replaced, judged)
             sums = add_up(*generator_sums(guesses, masked), *detected)
-        return Outcome(loss, sums, corrupted, replaced, scores.detach(), judged)
+        return loss, sums
 
     def judged(self, batch: Batch, masked: Masked) -> Tensor:
         """Where the loss asks for a verdict: every real token."""

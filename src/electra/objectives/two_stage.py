@@ -94,7 +94,8 @@ class TwoStage(ReplacedTokenDetection):
         with torch.no_grad():
             guesses = self.fill(batch, masked)
         found = self.detect(batch, masked, guesses)
-        return found._replace(loss=self.config.discriminator_weight * found.loss / totals[1])
+        weights = self.weights / totals
+        return Outcome(weights[1] * found.loss, *found[1:])
 
     def summarise(self, sums: Sums) -> dict[str, float]:
         """As for joint training, but `loss` is what the present stage lowers."""

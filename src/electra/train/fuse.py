@@ -4,6 +4,7 @@ import importlib.util
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from electra.models.dropout import attend, drop
@@ -12,8 +13,12 @@ from electra.models.encoder import Attention, Encoder
 from electra.models.simple import FrequencyGenerator
 from electra.objectives.all_tokens_mlm import AllTokensMlm, Said
 from electra.objectives.batch import Batch
-from electra.objectives.corrupt import Masked
-from electra.objectives.objective import Guesses, Objective
+from electra.objectives.corrupt import Masked, slots_for
+from electra.objectives.objective import Corrupting, Guesses, Objective
+from electra.objectives.rtd import ReplacedTokenDetection
+
+BEGIN = ("exercise", "unpack", "mask", "totals")
+"""What a step begins with; an objective with its own has it in plain torch."""
 
 
 def lighten_(objective: Objective) -> None:
@@ -36,7 +41,7 @@ def _attend(module: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | N
 
 
 def fuse_(objective: Objective, *, recompute: bool = False) -> None:
-    """Encoders that fit, and the vocabulary's loss, through the kernels from now on."""
+    """Encoders that fit, the losses and the exercise through the kernels from now on."""
     if importlib.util.find_spec("triton") is None:  # it comes with torch where torch knows CUDA
         return
     from electra.models.kernels import encode
@@ -47,8 +52,39 @@ def fuse_(objective: Objective, *, recompute: bool = False) -> None:
         elif isinstance(module, Discriminator):
             _become(module, "forward", partial(encode.judge, module))
     _become(objective, "guess", partial(_guess, objective))
+    own = (getattr(type(objective), name) is getattr(Objective, name) for name in BEGIN)
+    if all(own) and objective.start is None and objective.config.draw == "distinct":
+        _become(objective, "exercise", partial(_exercise, objective))
     if isinstance(objective, AllTokensMlm):
         _become(objective, "say", partial(_say, objective))
+    if isinstance(objective, Corrupting):
+        _become(objective, "corrupt", _corrupt)
+    if isinstance(objective, ReplacedTokenDetection):
+        _become(objective, "weigh", _weigh)
+
+
+def _exercise(objective: Objective, rows: Tensor) -> tuple[Batch, Masked, Tensor]:
+    """As `Objective.exercise`, with the same random numbers."""
+    from electra.models.kernels.exercise import LONGEST, write_exercise
+
+    c, length = objective.config, rows.shape[1] - 2
+    rate = objective.rate if objective.training else c.mask_rate
+    away = rows.device != objective.maskable.device
+    if away or isinstance(rate, Tensor) or length > LONGEST:  # a rate that a graph reads
+        return Objective.exercise(objective, rows)
+    slots = slots_for(length, max(rate, c.top_rate), c.count)
+    ids, segments, real, *masked, counts = write_exercise(
+        rows,
+        objective.maskable,
+        torch.rand((len(rows), length), device=rows.device),
+        torch.rand((len(rows), slots), device=rows.device),
+        mask_id=objective.mask_id,
+        rate=rate,
+        shown=c.mask_shown,
+        most=slots_for(length, rate, c.count),
+        ceil=c.count == "ceil",
+    )
+    return Batch(ids, segments, real, real), Masked(*masked), counts.sum(1).clamp_min(1)
 
 
 def _guess(
@@ -80,6 +116,23 @@ def _say(objective: AllTokensMlm, hidden: Tensor, batch: Batch, corrupted: Tenso
     losses, _, word, logs = encode.words(objective.mlm, hidden, batch.ids, batch.real, corrupted)
     best, here = logs.unbind(-1)
     return Said(-losses, here, best, word)
+
+
+def _corrupt(batch: Batch, masked: Masked, samples: Tensor) -> tuple[Tensor, Tensor]:
+    """As `Corrupting.corrupt`."""
+    from electra.models.kernels.put import put
+
+    return put(batch.ids, masked.positions, samples, masked.drawn)
+
+
+def _weigh(
+    scores: Tensor, replaced: Tensor, judged: Tensor, batch: Batch, masked: Masked, guesses: Guesses
+) -> tuple[Tensor, Tensor]:
+    """As `ReplacedTokenDetection.weigh`."""
+    from electra.models.kernels.detect import Detect
+
+    slots = (guesses.right, guesses.samples, masked.originals, masked.drawn)
+    return Detect.apply(scores, replaced, judged, batch.real, guesses.loss.detach(), *slots)
 
 
 def _become(thing: Any, name: str, function: Any) -> None:

@@ -158,17 +158,15 @@ def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
 
 def step(run: Run, rows: Tensor, rate: float | Tensor) -> Tensor:
     """One update of the networks from one batch; returns its sums and the gradient's norm."""
-    batch = run.objective.unpack(rows)
-    masked = run.objective.mask(batch)
-    sums = backward(run, batch, masked)
+    batch, masked, totals = run.objective.exercise(rows)
+    sums = backward(run, batch, masked, totals)
     norm = run.optimizer.step(rate)
     run.optimizer.zero_grad()
     return torch.cat([sums, norm.reshape(1)])
 
 
-def backward(run: Run, batch: Batch, masked: Masked) -> Tensor:
+def backward(run: Run, batch: Batch, masked: Masked, totals: Tensor) -> Tensor:
     """Gradients of a batch, micro-batch by micro-batch, with the whole batch's token counts."""
-    totals = run.objective.totals(batch, masked)
     sums = torch.zeros(len(run.objective.names), device=run.device)
     parts = zip(*(t.split(run.micro_batch) for t in (*batch, *masked)), strict=True)
     own = len(batch)  # a batch's tensors come first, then the exercise's
@@ -195,9 +193,8 @@ def dry_run(run: Run, rows: Tensor) -> None:
             # The graph keeps its memory, so held-out text needs room beside it
             validate(run.objective, run.held_out[: run.micro_batch], run.micro_batch, run.dtype)
             return
-        batch = run.objective.unpack(rows)
         for _ in run.objective.stages():
-            backward(run, batch, run.objective.mask(batch))
+            backward(run, *run.objective.exercise(rows))
         for p in run.objective.parameters():
             run.optimizer.moments(p)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:

@@ -25,10 +25,9 @@ def validate(
     sums = torch.zeros(len(objective.names), device=device)
     scores, replaced = [], []
     for part in rows.split(micro_batch):
-        batch = objective.unpack(part.to(device))
-        masked = objective.mask(batch)
+        exercise = objective.exercise(part.to(device))
         with autocast(device, dtype):
-            outcome = objective(batch, masked, objective.totals(batch, masked))
+            outcome = objective(*exercise)
         sums += outcome.sums
         if outcome.scores is not None:
             scores.append(outcome.scores[outcome.judged].cpu())

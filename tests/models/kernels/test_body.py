@@ -12,7 +12,7 @@ from electra.models.kernels import body
 from electra.models.kernels.attention_dropout import keep_table
 from electra.models.kernels.body import NAMES, Body, Shape
 from electra.models.kernels.dropout import keep_mask
-from electra.models.kernels.ffn import ffn_fits
+from electra.models.kernels.narrow import narrow as fits_narrow
 
 EPS = 1e-12
 
@@ -81,11 +81,12 @@ def test_the_layers(
     """Narrow and wide models go back through the feed-forward part on two ways, the last two have
     one kernel for it; and gradients of matrices come from one product for all layers, or one for
     each."""
-    fits = ffn_fits(torch.empty(hidden, inner or 4 * hidden))
+    fits = fits_narrow(torch.empty(hidden, inner or 4 * hidden))
     assert fits == ((hidden, inner) in ((32, 0), (64, 0)))
-    monkeypatch.setattr(body, "shallow", lambda _: narrow)
     if not narrow:
+        monkeypatch.setattr(body, "ffn_fits", lambda _: False)
         monkeypatch.setattr(body, "SMALL", 0)
+        monkeypatch.setattr(body, "FEW", 0)
     made, x = layers(hidden, heads, inner), normal(rows * length, hidden)
     documents = texts(rows, length, device)
     mask = (documents[:, None, :, None] == documents[:, None, None, :]).contiguous()

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from electra.errors import UserError
 from electra.models.encoder import Encoder
 from electra.models.kernels import encode as kernels
-from electra.models.kernels import score, vocabulary
+from electra.models.kernels import head, score, vocabulary
 from electra.models.kernels.encode import encode
 from electra.objectives.kinds import KINDS
 from electra.optim.adam import PaperAdam
@@ -45,8 +45,10 @@ def compare(text, agreed, ask, near):
         found, grads = ask(objective, batch, masked)
         near(found.loss, wanted.loss, "loss")
         near(found.sums, wanted.sums, "sums")
-        if wanted.scores is not None:
+        if wanted.corrupted is not None:
             assert torch.equal(found.corrupted, wanted.corrupted)
+        if wanted.scores is not None:
+            assert torch.equal(found.replaced, wanted.replaced)
             near(found.scores[wanted.judged], wanted.scores[wanted.judged], "scores", share)
         assert grads.keys() == expected.keys()
         for name, wanted_grad in expected.items():
@@ -78,7 +80,7 @@ def test_half_precision_where_the_encoders_do_not_fit(kind, make, text, agreed, 
         assert a.dtype == b.dtype == torch.bfloat16
         return a.float() @ b.float()  # of the CPU, which has no products with another result
 
-    for module in (score, vocabulary):
+    for module in (head, score, vocabulary):
         monkeypatch.setattr(module, "product", product)
     sizes = {"hidden": 48, "embedding": 48}  # on the CPU a projection would give bf16
     objective = make(kind, model=sizes, generator={"width": 1.0}).train()
@@ -103,7 +105,7 @@ def test_without_triton_nothing_changes(make, monkeypatch):
     objective = make("rtd")
     fuse_(objective)
     assert not any("forward" in vars(m) for m in objective.modules())
-    assert "guess" not in vars(objective)
+    assert vars(objective).keys().isdisjoint({"guess", "corrupt", "weigh"})
 
 
 def test_the_second_of_two_stages(make, compare):
@@ -120,6 +122,7 @@ def test_the_kernels_are_there_and_only_where_they_fit(make):
     fuse_(objective)
     fused = [m for m in objective.modules() if isinstance(m, Encoder) and "forward" in vars(m)]
     assert fused == [objective.generator.encoder]  # the discriminator has tables of another kind
+    assert vars(objective).keys() >= {"guess", "corrupt", "weigh"}
     narrow = make("rtd", model={"hidden": 48})  # 24 and 12 do not fit
     fuse_(narrow)
     assert not any("forward" in vars(m) for m in narrow.modules() if isinstance(m, Encoder))

@@ -23,13 +23,14 @@ def _small_groups(monkeypatch):
     monkeypatch.setattr(vocabulary, "GROUP", 32)
 
 
-def compare(hidden, table, bias, truth, drawn, near) -> None:
+def compare(hidden, table, bias, absent, truth, drawn, near) -> None:
     """Losses, best guesses, and gradients where each row has its own weight."""
-    leaves = hidden, table, bias
-    logits = F.linear(hidden, table, bias)
+    leaves, before = (hidden, table, bias), bias.detach().clone()
+    logits = F.linear(hidden, table, bias.masked_fill(absent, NOTHING))
     nll = F.cross_entropy(logits, truth, reduction="none")
     other = truth.roll(1)
-    losses, samples, best, logs = Guess.apply(*leaves, truth, drawn, other, 1.0, False)
+    losses, samples, best, logs = Guess.apply(*leaves, absent, truth, drawn, other, 1.0, False)
+    assert torch.equal(bias, before)
     weights = torch.linspace(0.5, 2, len(truth), device=truth.device)
     found, wanted = (losses * weights).sum(), (torch.where(drawn, nll, 0.0) * weights).sum()
     near(found, wanted)
@@ -53,30 +54,47 @@ def test_loss_and_gradients(words, width, sharp, device, normal, near):
     truth[:3] = F.linear(hidden[:3] * sharp, table, bias).argmax(-1)  # some are right
     hidden = (hidden * sharp).detach().requires_grad_()
     drawn = torch.tensor([1, 0, 1, 1, 1, 0], dtype=torch.bool, device=device)
-    compare(hidden, table, bias, truth, drawn, near)
+    compare(hidden, table, bias, torch.zeros_like(bias, dtype=torch.bool), truth, drawn, near)
 
 
-def absent_bias(device) -> torch.Tensor:
-    """No probability for the whole first group, for some words, and for the padding."""
-    bias = torch.linspace(-1, 1, 100)
-    bias[:32], bias[40:50], bias[90:] = NOTHING, NOTHING, NOTHING
-    return bias.to(device).requires_grad_()
+def absent_words(device) -> torch.Tensor:
+    """The whole first group, some words, and the padding."""
+    absent = torch.zeros(100, dtype=torch.bool)
+    absent[:32], absent[40:50], absent[90:] = True, True, True
+    return absent.to(device)
 
 
 def test_words_that_do_not_exist(device, normal, near):
-    hidden, table, bias = normal(4, 48), normal(100, 48), absent_bias(device)
+    hidden, table, bias, absent = normal(4, 48), normal(100, 48), normal(100), absent_words(device)
     truth = torch.tensor([32, 39, 70, 89], device=device)
-    compare(hidden, table, bias, truth, torch.ones_like(truth, dtype=torch.bool), near)
+    drawn = torch.ones_like(truth, dtype=torch.bool)
+    compare(hidden, table, bias, absent, truth, drawn, near)
+    losses, *_ = Guess.apply(hidden, table, bias, absent, truth, drawn, truth, 1.0, False)
+    losses.sum().backward()
+    assert (bias.grad[absent] == 0).all()
+    assert (table.grad[absent] == 0).all()
+    assert (bias.grad[~absent] != 0).all()
+
+
+def test_a_factor_that_repeats_one_number(device, normal, near):
+    """As that of a sum: it is expanded, not stored."""
+    leaves = normal(20, 48), normal(40, 48), normal(40)
+    truth = torch.randint(0, 40, (20,)).to(device)
+    rest = (torch.zeros(40, dtype=torch.bool, device=device), truth, truth >= 0, truth, 1.0, False)
+    found = torch.autograd.grad(Guess.apply(*leaves, *rest)[0].sum() * 3, leaves)
+    wanted = torch.autograd.grad(F.cross_entropy(F.linear(*leaves), truth, reduction="sum"), leaves)
+    for name, a, b in zip(("hidden", "table", "bias"), found, wanted, strict=True):
+        near(a, 3 * b, name)
 
 
 def test_an_undrawn_slot_gives_nothing(device, normal, near):
     """Even where its truth has no probability, as that of padding may."""
-    hidden, table, bias = normal(3, 16), normal(100, 16), absent_bias(device)
+    hidden, table, bias, absent = normal(3, 16), normal(100, 16), normal(100), absent_words(device)
     truth = torch.tensor([95, 60, 0], device=device)
     drawn = torch.tensor([False, True, False], device=device)
-    losses, *_ = Guess.apply(hidden, table, bias, truth, drawn, truth, 1.0, False)
+    losses, *_ = Guess.apply(hidden, table, bias, absent, truth, drawn, truth, 1.0, False)
     one = (truth[1:2], drawn[1:2], truth[1:2])
-    alone = Guess.apply(hidden[1:2], table, bias, *one, 1.0, False)[0].sum()
+    alone = Guess.apply(hidden[1:2], table, bias, absent, *one, 1.0, False)[0].sum()
     assert (losses[[0, 2]] == 0).all()
     loss = losses.sum()
     near(loss, alone)

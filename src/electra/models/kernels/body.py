@@ -1,9 +1,9 @@
 """All layers of an encoder as one function: what `electra.models.encoder.Layer` says, fused.
 
-A layer is six kernels forward, eight in a wide model, and about thirteen back; in the narrowest
-four and twelve. The residual stream is in the precision of the products. Kept for the way back: per
-token and layer 16 x width numbers, gelu's value among them: to compute it again would save a
-quarter, but it would have to be written a second time.
+A layer is five kernels forward, eight in a wide model, and about thirteen back; in the narrowest
+two each way, besides the gradients of its matrices. The residual stream is in the precision of the
+products. Kept for the way back: per token and layer 12 x width numbers, gelu's value among them,
+and 4 x width bytes, its slope.
 Where rows are few, the gradients of the matrices wait for the last layer, and are found together.
 """
 
@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from electra.models.kernels import ffn
 from electra.models.kernels.attention import attend, attend_backward, sum_parts
 from electra.models.kernels.dropout import draw_seeds
-from electra.models.kernels.ffn import (
-    contract_backward,
-    contract_parts,
-    ffn_backward,
-    ffn_fits,
-    ffn_forward,
-    ffn_parts,
-    shallow,
-)
-from electra.models.kernels.gelu import bias_gelu, bias_gelu_backward_, gelu_parts
+from electra.models.kernels.ffn import contract_backward, expand_gelu, ffn_fits, ffn_parts
+from electra.models.kernels.gelu import bend_, bend_parts, bias_gelu, empty_slope
 from electra.models.kernels.join import joins, product_norm
+from electra.models.kernels.narrow import (
+    Projection,
+    narrow,
+    narrow_backward,
+    narrow_forward,
+    narrow_parts,
+)
 from electra.models.kernels.norm import add_norm, add_norm_backward, norm_parts
 
 NAMES = (
@@ -47,6 +47,8 @@ products, and are cast."""
 CAST = 5
 SMALL = 5e9
 """Multiplications of a product that is too small to fill a GPU."""
+FEW = 2**15
+"""Tokens up to which projections of narrow models are computed here."""
 
 
 class Shape(NamedTuple):
@@ -85,10 +87,10 @@ class Kept(NamedTuple):
     logs: Tensor
     normal1: Tensor
     scale1: Tensor
-    gelu: Tensor
-    """What goes into it, without the bias; where `ffn_fits`, its slope."""
     normal2: Tensor
     scale2: Tensor
+    slope: Tensor
+    """Of gelu."""
 
 
 class Body(torch.autograd.Function):
@@ -104,14 +106,18 @@ class Body(torch.autograd.Function):
         if not shape.recompute:
             forth.x[0] = x
         kept: list[Tensor] = []
-        for n, (layer, matrices) in enumerate(zip(layers, _cut(cast, CAST), strict=True)):
+        matrices = _cut(cast, CAST)
+        qkv = project(x, projection(x, matrices[0]))
+        for n, layer in enumerate(layers):
             own = Forth._make(t[n % room] for t in forth)
             if shape.recompute:
                 own = own._replace(x=x)
             out = forth.x[n + 1] if n + 1 < room else torch.empty_like(x)
-            saved = forward(own, documents, shape, seeds[n], [*matrices, *layer[CAST:]], out)
+            above = projection(x, matrices[n + 1]) if n + 1 < len(layers) else None
+            p = [*matrices[n], *layer[CAST:]]
+            saved = forward(own, qkv, documents, shape, seeds[n], p, out, above)
             kept += [x] if shape.recompute else saved
-            x = out
+            x, qkv = out, above.qkv if above else qkv
         if not shape.recompute:
             kept += forth
         ctx.save_for_backward(documents, seeds, *params, *cast, *kept)
@@ -137,18 +143,21 @@ class Body(torch.autograd.Function):
         back = Back._make(empties(grad, count if together else 1, widths))
         sums = Sums(documents, cast)
         matrices: list[Sequence[Tensor]] = []
+        above: Projection | None = None
         for n in reversed(range(count)):
             params = [*cast[n], *layers[n][CAST:]]
             own = Forth._make(t[n % len(t)] for t in forth)
             others: Sequence[Tensor] = kept[n]
             if shape.recompute:
                 own = own._replace(x=kept[n][0])
-                out = torch.empty_like(grad)
-                others = forward(own, documents, shape, seeds[n], params, out)
+                qkv, out = project(own.x, projection(own.x, params)), torch.empty_like(grad)
+                others = forward(own, qkv, documents, shape, seeds[n], params, out, None)
             found = Back._make(t[n % len(t)] for t in back)
             grad = backward(
-                grad, own, Kept._make(others), documents, shape, seeds[n], params, found, sums, n
-            )
+                grad, above, own, Kept._make(others), documents, shape, seeds[n], params, found,
+                sums, n,
+            )  # fmt: skip
+            above = Projection(found.of_qkv, params[0], params[4])
             if not together:
                 matrices.insert(0, [product(a.mT, b) for a, b in zip(found, own, strict=True)])
         if together:
@@ -156,33 +165,49 @@ class Body(torch.autograd.Function):
             matrices = list(zip(*every, strict=True))
         vectors = sums.finish()
         of_params = [g for n in range(count) for g in (*matrices[n], *vectors[n])]
-        return grad, None, None, *of_params
+        return through(grad, above), None, None, *of_params
 
 
 def forward(
-    own: Forth, documents: Tensor, shape: Shape, seeds: Tensor, p: Sequence[Tensor], out: Tensor
-) -> Kept:
-    """One layer: from `own.x` the rest of `own`, and `out`."""
+    own: Forth, qkv: Tensor, documents: Tensor, shape: Shape, seeds: Tensor, p: Sequence[Tensor],
+    out: Tensor, above: Projection | None,
+) -> Kept:  # fmt: skip
+    """One layer: from `own.x` and its projections the rest of `own`, `out`, and those above."""
     x, mixed, y, active = own
-    w_qkv, w_attended, w_expand, w_contract, b_qkv = p[:5]
-    b_attended, gain1, shift1, b_expand, b_contract, gain2, shift2 = p[5:]
-    qkv = torch.addmm(b_qkv, x, w_qkv.t())
     logs = attend(qkv, documents, shape.heads, seeds[0], shape.attention_dropout, mixed)
+    slope = empty_slope(active)
+    if narrow(p[3]):
+        normals = narrow_forward(
+            mixed, x, y, active, slope, out, p, seeds[1:], shape.dropout, shape.eps, above
+        )
+        return Kept(qkv, logs, *normals, slope)
+    _, w_attended, w_expand, w_contract, _ = p[:5]
+    b_attended, gain1, shift1, b_expand, b_contract, gain2, shift2 = p[5:]
     norm1, norm2 = (gain1, shift1, shape.eps), (gain2, shift2, shape.eps)
     rest = (b_attended, x, norm1, seeds[1], shape.dropout, y)
-    normal1, scale1 = product_and_norm(mixed, w_attended, *rest)
+    first = product_and_norm(mixed, w_attended, *rest)
     if ffn_fits(w_contract):
-        gelu = torch.empty_like(active)
-        normal2, scale2 = ffn_forward(
-            y, w_expand, b_expand, w_contract, b_contract, norm2, seeds[2], shape.dropout,
-            active, gelu, out,
-        )  # fmt: skip
+        expand_gelu(y, w_expand, b_expand, active, slope)
     else:
-        gelu = y @ w_expand.t()
-        bias_gelu(gelu, b_expand, active)
-        rest = (b_contract, y, norm2, seeds[2], shape.dropout, out)
-        normal2, scale2 = product_and_norm(active, w_contract, *rest)
-    return Kept(qkv, logs, normal1, scale1, gelu, normal2, scale2)
+        bias_gelu(y @ w_expand.t(), b_expand, active, slope)
+    rest = (b_contract, y, norm2, seeds[2], shape.dropout, out)
+    second = product_and_norm(active, w_contract, *rest)
+    if above:
+        project(out, above)
+    return Kept(qkv, logs, *first, *second, slope)
+
+
+def projection(x: Tensor, p: Sequence[Tensor]) -> Projection:
+    """From `x` through the first parameters of a layer."""
+    return Projection(x.new_empty(len(x), len(p[0])), p[0], p[4])
+
+
+def project(x: Tensor, to: Projection) -> Tensor:
+    """Queries, keys and values."""
+    if len(x) <= FEW and joins(to.matrix[: x.shape[1]]):  # a third of it is square
+        ffn.project(x, *to[1:], to.qkv)
+        return to.qkv
+    return torch.addmm(to.bias, x, to.matrix.t(), out=to.qkv)
 
 
 def product_and_norm(x: Tensor, matrix: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -193,35 +218,47 @@ def product_and_norm(x: Tensor, matrix: Tensor, *rest: Any) -> tuple[Tensor, Ten
 
 
 def backward(
-    grad: Tensor, own: Forth, kept: Kept, documents: Tensor, shape: Shape, seeds: Tensor,
-    p: Sequence[Tensor], found: Back, sums: "Sums", number: int,
+    grad: Tensor, above: Projection | None, own: Forth, kept: Kept, documents: Tensor, shape: Shape,
+    seeds: Tensor, p: Sequence[Tensor], found: Back, sums: "Sums", number: int,
 ) -> Tensor:  # fmt: skip
-    """The gradient of one layer's input; `found` gets factors of those of its matrices."""
-    w_qkv, w_attended, w_expand, w_contract, _ = p[:5]
-    _, gain1, _, b_expand, _, gain2, _ = p[5:]
-    grad = add_norm_backward(
-        grad, kept.normal2, kept.scale2, gain2, sums.norms[number, 1], seeds[2], shape.dropout,
-        found.of_outer,
-    )  # fmt: skip
-    through, of_inner, parts = found.of_outer, found.of_inner, sums.gelu[number]
-    if ffn_fits(w_contract):
-        ffn_backward(through, w_contract, kept.gelu, w_expand, parts, of_inner, grad)
+    """The gradient of one layer's input; `found` gets factors of those of its matrices.
+
+    In both of these gradients what comes through the projections is missing: `above` are those from
+    the output, with their gradients, and those from the input are the last of `found`.
+    """
+    _, w_attended, w_expand, w_contract, _ = p[:5]
+    norm_sums, gelu_sums = sums.norms[number], sums.gelu[number]
+    of_qkv, of_attended, of_inner, of_outer = found
+    if narrow(w_contract):
+        grad, of_mixed = narrow_backward(
+            grad, above, kept[2:], p, seeds[1:], shape.dropout, of_attended, of_inner, of_outer,
+            norm_sums, gelu_sums,
+        )  # fmt: skip
     else:
-        if shallow(w_contract.shape[0]):
-            contract_backward(through, w_contract, kept.gelu, b_expand, parts, of_inner)
+        grad = add_norm_backward(
+            through(grad, above), kept.normal2, kept.scale2, p[10], norm_sums[1], seeds[2],
+            shape.dropout, of_outer,
+        )  # fmt: skip
+        if ffn_fits(w_contract):
+            contract_backward(of_outer, w_contract, kept.slope, gelu_sums, of_inner)
         else:
-            torch.mm(through, w_contract, out=of_inner)
-            bias_gelu_backward_(of_inner, kept.gelu, b_expand, parts)
-        grad.addmm_(of_inner, w_expand)
-    grad = add_norm_backward(
-        grad, kept.normal1, kept.scale1, gain1, sums.norms[number, 0], seeds[1], shape.dropout,
-        found.of_attended,
-    )  # fmt: skip
+            torch.mm(of_outer, w_contract, out=of_inner)
+            bend_(of_inner, kept.slope, gelu_sums)
+        grad = add_norm_backward(
+            grad.addmm_(of_inner, w_expand), kept.normal1, kept.scale1, p[6], norm_sums[0],
+            seeds[1], shape.dropout, of_attended,
+        )  # fmt: skip
+        of_mixed = of_attended @ w_attended
     attend_backward(
-        found.of_attended @ w_attended, kept.qkv, documents, own.mixed, kept.logs, shape.heads,
-        seeds[0], shape.attention_dropout, found.of_qkv, sums.qkv[number],
+        of_mixed, kept.qkv, documents, own.mixed, kept.logs, shape.heads, seeds[0],
+        shape.attention_dropout, of_qkv, sums.qkv[number],
     )  # fmt: skip
-    return grad.addmm_(found.of_qkv, w_qkv)
+    return grad
+
+
+def through(grad: Tensor, above: Projection | None) -> Tensor:
+    """A gradient with what comes back through projections, if there are any, in its place."""
+    return grad.addmm_(above.qkv, above.matrix) if above else grad
 
 
 def forth_widths(layer: Sequence[Tensor]) -> list[int]:
@@ -252,10 +289,12 @@ class Sums:
         def empty(*shape: int) -> Tensor:
             return torch.empty(len(layers), *shape, device=device)
 
-        self.norms = empty(2, norm_parts(tokens, hidden, device), 3, hidden)
-        parts = contract_parts if shallow(hidden) else gelu_parts
-        fits = ffn_fits(layers[0][3])
-        self.gelu = empty(ffn_parts(tokens) if fits else parts(tokens, inner, device), inner)
+        parts = ffn_parts if ffn_fits(layers[0][3]) else bend_parts
+        of_norms, of_gelu = norm_parts(tokens, hidden, device), parts(tokens, inner, device)
+        if narrow(layers[0][3]):
+            of_norms = of_gelu = narrow_parts(tokens)
+        self.norms = empty(2, of_norms, 3, hidden)
+        self.gelu = empty(of_gelu, inner)
         self.qkv = empty(sum_parts(*documents.shape), 2, hidden)  # keys' are zero
 
     def finish(self) -> list[tuple[Tensor, ...]]:

@@ -1,8 +1,7 @@
 """The networks' forward passes through the kernels."""
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from electra.errors import UserError
 from electra.models.electra import Discriminator, Generator
@@ -10,6 +9,8 @@ from electra.models.encoder import Embeddings, Encoder
 from electra.models.kernels.attention import attention_fits
 from electra.models.kernels.body import NAMES, Body, Shape
 from electra.models.kernels.embed import Embed
+from electra.models.kernels.head import Head
+from electra.models.kernels.linear import Linear
 from electra.models.kernels.score import Score
 from electra.models.kernels.vocabulary import Guess
 
@@ -51,7 +52,8 @@ def encode(
     tables = (block.token.weight, block.position.weight, block.segment.weight)
     norm = block.norm
     x = Embed.apply(ids, segments, *tables, norm.weight, norm.bias, norm.eps, p, dtype)
-    x = encoder.project(x)
+    if isinstance(encoder.project, nn.Linear):  # the tables are not as wide as the layers
+        x = Linear.apply(x, encoder.project.weight, encoder.project.bias)
     if real is None:
         documents = torch.zeros_like(ids, dtype=torch.int32)
     else:
@@ -88,9 +90,13 @@ def words(
     temperature: float = 1.0, exclude_true: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """`read_logits_` of the logits at (batch, slots), in this form."""
-    x = generator.norm(F.gelu(generator.dense(hidden))).flatten(0, 1).to(precision(hidden.device))
-    table, bias = generator.encoder.embeddings.token.weight, generator.word_bias()
+    dense, norm = generator.dense, generator.norm
+    x = hidden.flatten(0, 1).to(precision(hidden.device))
+    x = Head.apply(x, dense.weight, dense.bias, norm.weight, norm.bias, norm.eps)
+    table = generator.encoder.embeddings.token.weight
     flat = (t.flatten() for t in (truth, drawn, other))
-    found = Guess.apply(x, table, bias, *flat, temperature, exclude_true)
+    found = Guess.apply(
+        x, table, generator.bias, generator.absent, *flat, temperature, exclude_true
+    )
     losses, samples, best, logs = (t.unflatten(0, truth.shape) for t in found)
     return losses, samples, best, logs

@@ -67,37 +67,57 @@ def product_norm_kernel(
     for start in range(0, depth, DEEP):  # beyond rows and depth come zeros
         a, b = x.load([first, start]), matrix.load([0, start])
         z = tl.dot(a, b.T, z, input_precision="ieee")
+    before = rows_at(residual, first, rows, width, TALL)
     norm_rows(
-        z, first, bias, residual, weight, shift, out, normal, scale, seed, rows, width, eps, drop,
+        z, before, first, bias, weight, shift, out, normal, scale, seed, rows, width, eps, drop,
         rescale,
     )  # fmt: skip
 
 
 @triton.jit
 def norm_rows(
-    z, first, bias, residual, weight, shift, out, normal, scale, seed, rows, width: tl.constexpr,
+    z, before, first, bias, weight, shift, out, normal, scale, seed, rows, width: tl.constexpr,
     eps, drop: tl.constexpr, rescale: tl.constexpr,
 ):  # fmt: skip
-    """What `add_norm` does, for a tile of a product, whose rows begin with `first`.
+    """What `add_norm` does, for a tile of a product and the residual; returns what `out` gets.
 
-    They are (TALL / GROUP, GROUP), and the residual is read after the product: so the compiler
-    brings the product, in half precision, into the order of memory, and does the rest in this
-    order. Otherwise it would bring three tensors from one order into the other.
+    The residual is from `rows_at`, read after the product: so the compiler brings the product, in
+    half precision, into the order of memory, and does the rest in this order. Otherwise it would
+    bring three tensors from one order into the other.
     """
     TALL: tl.constexpr = z.shape[0]
-    z = tl.reshape(z.to(out.dtype.element_ty), (TALL // GROUP, GROUP, width)).to(tl.float32)
-    row = first + tl.arange(0, TALL // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    col = tl.arange(0, width)[None, None, :]
+    z = in_order(z.to(out.dtype.element_ty)).to(tl.float32)
+    row, col = numbers(first, TALL), tl.arange(0, width)[None, None, :]
     at = row[:, :, None] * width + col
     here = (row < rows)[:, :, None]
     offset = tl.load(bias + col).to(tl.float32)
     gain, move = tl.load(weight + col), tl.load(shift + col)
-    before = tl.load(residual + at, here, 0.0).to(tl.float32)
     z += offset
     if drop > 0:
         low, high = bit_keys(seed)
         z = drop_rows(z, row[:, :, None], col, width, low, high, drop, rescale)
     z, inverse = normalise(z + before, True, width, eps)
     tl.store(normal + at, z, here)
-    tl.store(out + at, z * gain + move, here)
     tl.store(scale + row, inverse, row < rows)
+    z = (z * gain + move).to(out.dtype.element_ty)
+    tl.store(out + at, z, here)
+    return z
+
+
+@triton.jit
+def rows_at(x, first, rows, width: tl.constexpr, TALL: tl.constexpr):
+    """Rows from `first` on, zeros beyond the last, in the order of memory."""
+    row = numbers(first, TALL)
+    at = row[:, :, None] * width + tl.arange(0, width)[None, None, :]
+    return tl.load(x + at, (row < rows)[:, :, None], 0.0).to(tl.float32)
+
+
+@triton.jit
+def numbers(first, TALL: tl.constexpr):
+    """Of the rows of a tile, (TALL / GROUP, GROUP) of them, as all that is in memory's order."""
+    return first + tl.arange(0, TALL // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+
+
+@triton.jit
+def in_order(x):
+    return tl.reshape(x, (x.shape[0] // GROUP, GROUP, x.shape[1]))

@@ -73,9 +73,9 @@ def normalise(z, here, width, eps):
 @triton.jit
 def normalise_backward(g, n, inverse, width):
     """The gradient of what became `n`, from that of `n`."""
-    inverse = inverse[:, None]
-    along = (tl.sum(g * n, 1) / width)[:, None] * inverse
-    mean = (tl.sum(g, 1) / width)[:, None] * inverse
+    inverse = tl.expand_dims(inverse, -1)
+    along = tl.sum(g * n, -1, keep_dims=True) / width * inverse
+    mean = tl.sum(g, -1, keep_dims=True) / width * inverse
     return g * inverse - mean - n * along
 
 

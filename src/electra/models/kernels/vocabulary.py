@@ -13,6 +13,7 @@ from torch import Tensor
 
 from electra.models.kernels.body import product
 from electra.models.kernels.dropout import draw_seeds, random_bits
+from electra.models.kernels.norm import tile
 
 GROUP, WARPS = 4096, 16
 """Words that are looked at together, and by how many warps."""
@@ -20,22 +21,27 @@ RUN = 8
 """Words side by side that one thread reads."""
 COLUMNS = 8
 """That the bias's gradient takes, so that rows begin at multiples of 16 bytes."""
+WEIGHED = 2048
+"""Elements of a tile of `weigh_`."""
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Guess(torch.autograd.Function):
     """What a masked language model says of some slots; see `read_logits_` for the four results.
 
-    hidden (slots, width), table (words, width), bias (words,) with -inf for ids that no token has;
-    truth, drawn and other (slots,). Only the first result, the losses, has a gradient.
+    hidden (slots, width), table (words, width), bias and absent (words,), the latter True for ids
+    that no token has; truth, drawn and other (slots,). Only the first result, the losses, has a
+    gradient.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, table: Tensor, bias: Tensor, truth: Tensor, drawn: Tensor,
-        other: Tensor, temperature: float, exclude_true: bool,
+        ctx: Any, hidden: Tensor, table: Tensor, bias: Tensor, absent: Tensor, truth: Tensor,
+        drawn: Tensor, other: Tensor, temperature: float, exclude_true: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        table, bias = table.to(hidden.dtype), bias.to(hidden.dtype)
+        table = table.to(hidden.dtype)
+        # What has no probability has no slope: on the way back nothing needs to be filled.
+        bias = bias.to(hidden.dtype, copy=True).masked_fill_(absent, float("-inf"))
         logits = torch.addmm(bias, hidden, table.t())
         found = read_logits_(logits, truth, drawn, other, temperature, exclude_true)
         ctx.save_for_backward(hidden, table, logits)
@@ -46,15 +52,46 @@ class Guess(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         hidden, table, slopes = ctx.saved_tensors
-        # A row's slope is that of its own loss: the factors go to what is narrow.
-        factor = grads[0][:, None].to(hidden.dtype)
-        of_hidden = (slopes @ table) * factor
+        of_hidden = slopes @ table
         # The bias's gradient is one more column of the table's: as good as free, where a pass over
         # the slopes would take longer than the product.
         width = hidden.shape[1]
-        wider = torch.cat([hidden * factor, factor.expand(-1, COLUMNS)], 1)
-        both = product(slopes.t(), wider)
-        return of_hidden, both[:, :width], both[:, width], None, None, None, None, None
+        both = product(slopes.t(), weigh_(of_hidden, hidden, grads[0]))
+        return of_hidden, both[:, :width], both[:, width], *[None] * 6
+
+
+def weigh_(of_hidden: Tensor, hidden: Tensor, factor: Tensor) -> Tensor:
+    """Multiply both by the factors of the rows (rows,), `of_hidden` in place; returns the other,
+    wider by columns of factors.
+
+    A row's slope is that of its own loss: the factors go to what is narrow.
+    """
+    rows, width = hidden.shape
+    wider = hidden.new_empty(rows, width + COLUMNS)
+    block, tall = tile(width + COLUMNS, WEIGHED)
+    tensors = (of_hidden, hidden, factor, wider)
+    weigh_kernel[(triton.cdiv(rows, tall),)](
+        *tensors, factor.stride(0), rows, width, width + COLUMNS, tall, block, num_warps=4
+    )
+    return wider
+
+
+@triton.jit
+def weigh_kernel(
+    of_hidden, hidden, factor, wider, step, rows, width: tl.constexpr, wide: tl.constexpr,
+    TALL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`step` is 0 where one number is the factor of all rows."""
+    row = tl.program_id(0) * TALL + tl.arange(0, TALL)
+    col = tl.arange(0, BLOCK)
+    valid = (row < rows)[:, None]
+    here = valid & (col < width)[None, :]
+    at = row[:, None] * width + col[None, :]
+    weight = tl.load(factor + row * step, row < rows, 0.0)[:, None]
+    g = tl.load(of_hidden + at, here, 0.0).to(tl.float32)
+    h = tl.load(hidden + at, here, 1.0).to(tl.float32)
+    tl.store(of_hidden + at, g * weight, here)
+    tl.store(wider + row[:, None] * wide + col[None, :], h * weight, valid & (col < wide)[None, :])
 
 
 def read_logits_(
