@@ -34,6 +34,18 @@ def normal(device):
     return draw
 
 
+@pytest.fixture(params=[torch.float32, torch.float16, torch.bfloat16])
+def dtype(request, device):
+    """Each precision in which kernels that multiply run here."""
+    from electra.models.kernels.join import joins
+
+    if not joins(torch.empty(64, 256, dtype=request.param, device=device)):
+        pytest.skip("not in this precision on this GPU")
+    if device.type == "cpu" and request.param == torch.bfloat16:
+        pytest.skip("Triton's interpreter multiplies bf16 as if it were whole numbers")
+    return request.param
+
+
 @pytest.fixture
 def near():
     """Two tensors of one shape; the difference is a share of the largest number."""

@@ -12,7 +12,7 @@ from electra.models.kernels.ffn import (
     expand_gelu,
     ffn_fits,
     ffn_parts,
-    project,
+    product_bias,
 )
 from electra.models.kernels.gelu import bend_, bend_parts, bias_gelu, empty_slope
 
@@ -97,15 +97,6 @@ SHARES = {torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """Differences that are allowed: in half precision by a slope's byte."""
 
 
-@pytest.fixture(params=SHARES)
-def dtype(request, device):
-    if not ffn_fits(torch.empty(64, 256, dtype=request.param, device=device)):
-        pytest.skip("not in this precision on this GPU")
-    if device.type == "cpu" and request.param == torch.bfloat16:
-        pytest.skip("Triton's interpreter multiplies bf16 as if it were whole numbers")
-    return request.param
-
-
 PRODUCTS = [(1, 16, 48), (37, 64, 192), (150, 128, 208), (200, 256, 256)]
 """Rows, depth and width."""
 
@@ -131,7 +122,7 @@ def test_projection(rows, depth, width, dtype, device, normal, near):
     x, weight = (normal(n, depth).detach().to(dtype) for n in (rows, width))
     bias = normal(width).detach().to(dtype)
     out = torch.full((rows, width), torch.nan, dtype=dtype, device=device)
-    project(x, weight, bias, out)
+    product_bias(x, weight, bias, out)
     near(out, x.double() @ weight.double().t() + bias, share=SHARES[dtype])
 
 

@@ -26,15 +26,6 @@ SHARES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 """Differences that are allowed: in half precision by some roundings."""
 
 
-@pytest.fixture(params=SHARES)
-def dtype(request, device):
-    if not narrow(torch.empty(64, 256, dtype=request.param, device=device)):
-        pytest.skip("not in this precision on this GPU")
-    if device.type == "cpu" and request.param == torch.bfloat16:
-        pytest.skip("Triton's interpreter multiplies bf16 as if it were whole numbers")
-    return request.param
-
-
 @pytest.fixture
 def layer(normal, dtype):
     """`layer(64, 256)`: its parameters, by their names."""

@@ -13,10 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from electra.models.kernels import ffn
 from electra.models.kernels.attention import attend, attend_backward, sum_parts
 from electra.models.kernels.dropout import draw_seeds
-from electra.models.kernels.ffn import contract_backward, expand_gelu, ffn_fits, ffn_parts
+from electra.models.kernels.ffn import (
+    contract_backward,
+    expand_gelu,
+    ffn_fits,
+    ffn_parts,
+    product_bias,
+)
 from electra.models.kernels.gelu import bend_, bend_parts, bias_gelu, empty_slope
 from electra.models.kernels.join import joins, product_norm
 from electra.models.kernels.narrow import (
@@ -205,7 +210,7 @@ def projection(x: Tensor, p: Sequence[Tensor]) -> Projection:
 def project(x: Tensor, to: Projection) -> Tensor:
     """Queries, keys and values."""
     if len(x) <= FEW and joins(to.matrix[: x.shape[1]]):  # a third of it is square
-        ffn.project(x, *to[1:], to.qkv)
+        product_bias(x, to.matrix, to.bias, to.qkv)
         return to.qkv
     return torch.addmm(to.bias, x, to.matrix.t(), out=to.qkv)
 
@@ -224,7 +229,7 @@ def backward(
     """The gradient of one layer's input; `found` gets factors of those of its matrices.
 
     In both of these gradients what comes through the projections is missing: `above` are those from
-    the output, with their gradients, and those from the input are the last of `found`.
+    the output, with their gradients, and those from the input are the first of `found`.
     """
     _, w_attended, w_expand, w_contract, _ = p[:5]
     norm_sums, gelu_sums = sums.norms[number], sums.gelu[number]

@@ -30,7 +30,7 @@ def expand_gelu(x: Tensor, expand: Tensor, bias: Tensor, active: Tensor, slope: 
     _multiply(x, expand, bias, active, slope, gelu=True)
 
 
-def project(x: Tensor, matrix: Tensor, bias: Tensor, out: Tensor) -> None:
+def product_bias(x: Tensor, matrix: Tensor, bias: Tensor, out: Tensor) -> None:
     """x @ matrix.t() + bias."""
     _multiply(x, matrix, bias, out, out, gelu=False)
 
