@@ -32,6 +32,7 @@ from electra.models.kernels.narrow import (
     narrow_parts,
 )
 from electra.models.kernels.norm import add_norm, add_norm_backward, norm_parts
+from electra.models.kernels.sums import add_parts
 
 NAMES = (
     "qkv.weight",
@@ -307,8 +308,8 @@ class Sums:
         layers, _, _, hidden = self.qkv.shape
         qkv = self.qkv.new_zeros(layers, 3, hidden)
         torch.sum(self.qkv, 1, out=qkv[:, ::2])
-        qkv, gelu = qkv.flatten(1), self.gelu.sum(1)
-        first, second = self.norms.sum(2).unbind(1)  # each (layers, 3, hidden)
+        qkv, gelu = qkv.flatten(1), add_parts(self.gelu, 1)
+        first, second = add_parts(self.norms, 2).unbind(1)  # each (layers, 3, hidden)
         (weight1, shift1, bias1), (weight2, shift2, bias2) = first.unbind(1), second.unbind(1)
         every = (qkv, bias1, weight1, shift1, gelu, bias2, weight2, shift2)
         return list(zip(*every, strict=True))

@@ -17,7 +17,7 @@ from electra.models.kernels.norm import (
     normalise_backward,
     tile,
 )
-from electra.models.kernels.sums import own_rows
+from electra.models.kernels.sums import add_parts, own_rows
 
 
 class Head(torch.autograd.Function):
@@ -53,7 +53,7 @@ class Head(torch.autograd.Function):
         head_backward_kernel[(len(sums),)](
             *tensors, rows, width, ctx.eps, lines, tall, block, num_warps=max(1, block // BACK)
         )
-        of_weight, of_shift, of_bias = sums.sum(0)
+        of_weight, of_shift, of_bias = add_parts(sums, 0)
         of_dense = product(of_inner.t(), x)
         return of_inner @ matrix, of_dense, of_bias, of_weight, of_shift, None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from electra.models.kernels.body import product
 from electra.models.kernels.launch import programs
 from electra.models.kernels.norm import tile
-from electra.models.kernels.sums import column_sums
+from electra.models.kernels.sums import add_parts, column_sums
 
 ELEMENTS = 8192
 """Of a tile: in bf16 eight reads of 16 bytes that each thread asks for at once."""
@@ -41,7 +41,7 @@ def sum_rows(x: Tensor) -> Tensor:
     parts = programs(triton.cdiv(rows, tall), x.device, 2)
     sums = torch.empty(parts, width, device=x.device)
     sum_rows_kernel[(parts,)](x, sums, rows, width, tall, block, num_warps=4)
-    return sums.sum(0)
+    return add_parts(sums, 0)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from electra.models.kernels.body import product
 from electra.models.kernels.gelu import gelu_at
 from electra.models.kernels.launch import programs
 from electra.models.kernels.norm import tile
-from electra.models.kernels.sums import column_sums
+from electra.models.kernels.sums import add_parts, column_sums
 
 ELEMENTS = 4096
 """Of a tile."""
@@ -45,7 +45,7 @@ class Score(torch.autograd.Function):
         sums = torch.empty(parts, 2, width, device=x.device)
         tensors = (grad, inner, bias, weight, of_inner, sums)
         score_backward_kernel[(len(sums),)](*tensors, rows, width, tall, block, num_warps=4)
-        of_weight, of_bias = sums.sum(0)
+        of_weight, of_bias = add_parts(sums, 0)
         of_dense = product(of_inner.t(), x)
         return of_inner @ matrix, of_dense, of_bias, of_weight.view_as(weight), grad.sum().view(1)
 
