@@ -1,0 +1,115 @@
+"""How long a pre-training step takes as a CUDA graph, and which kernels take it.
+
+    python benchmarks/step.py paper.small data.batch=1024 --launches launches.txt
+
+Random tokens, nothing read or reported: the step alone. The file lists every launch of a step in
+its order, with its start and its length in microseconds; what stands between two of them, and a
+hundred small ones in a row, no table of sums shows.
+"""
+
+import argparse
+import statistics
+import sys
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from electra.config import override
+from electra.objectives.kinds import build
+from electra.objectives.objective import Ids
+from electra.optim.adam import PaperAdam, parameter_groups
+from electra.recipes import recipe
+from electra.train.fuse import fuse_
+from electra.train.graph import Replay, captured
+from electra.train.loop import step
+from electra.train.pretrain import PretrainConfig
+
+WORDS = 30522
+RATE = 1e-5
+
+
+def capture(config: PretrainConfig) -> tuple[Replay, Tensor]:
+    """The step of a recipe, and rows for it."""
+    torch.manual_seed(0)
+    model, optim = replace(config.model, vocab_size=WORDS), config.optim
+    objective = build(config.objective, model, config.generator, Ids(4, range(5))).cuda().train()
+    groups = parameter_groups(objective, optim.weight_decay)
+    optimizer = PaperAdam(groups, betas=optim.betas, eps=optim.eps, clip=optim.clip)
+    if config.train.kernels:
+        fuse_(objective, recompute=config.train.recompute)
+    batch, length = config.data.batch, config.data.length
+    rows = torch.randint(5, WORDS, (batch, length + 2), dtype=torch.int32, device="cuda")
+    rows[:, -2:] = torch.tensor([length // 2, length])
+    run: Any = SimpleNamespace(
+        objective=objective,
+        forward=objective,
+        optimizer=optimizer,
+        device=rows.device,
+        dtype=torch.bfloat16,
+        micro_batch=batch // config.train.accumulate,
+    )
+    return captured(partial(step, run), objective, optimizer, rows), rows
+
+
+def milliseconds(replay: Replay, rows: Tensor, times: int) -> float:
+    """For one step, from several."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        replay(rows, RATE)
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / times
+
+
+def launches(replay: Replay, rows: Tensor) -> list[tuple[float, float, str]]:
+    """Start, length and name of all in the second of three steps."""
+    with torch.profiler.profile() as profile:
+        for _ in range(3):
+            replay(rows, RATE)
+        torch.cuda.synchronize()
+    on_device = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    on_device.sort(key=lambda e: e.time_range.start)
+    count = len(on_device) // 3
+    second = on_device[count : 2 * count]
+    begun = second[0].time_range.start
+    return [(e.time_range.start - begun, e.time_range.elapsed_us(), e.name) for e in second]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("recipe")
+    parser.add_argument("settings", nargs="*", help="key=value")
+    parser.add_argument("--launches", type=Path, help="write all of a step into this file")
+    args = parser.parse_intermixed_args()
+    if not torch.cuda.is_available():
+        sys.exit("A CUDA graph needs a CUDA device: run this on a machine with one.")
+    config = override(recipe(args.recipe), args.settings)
+    replay, rows = capture(config)
+    milliseconds(replay, rows, 20)  # warm
+    times = [milliseconds(replay, rows, 30) for _ in range(5)]
+    middle = statistics.median(times)
+    tokens = config.data.batch * config.data.length / middle / 1000
+    print(f"{middle:.3f} ms ({min(times):.3f} to {max(times):.3f}), {tokens:.3f} M tokens/s")
+    if not args.launches:
+        return
+    found = launches(replay, rows)
+    lines = (f"{start:9.2f} {length:8.2f} {name}" for start, length, name in found)
+    args.launches.write_text("\n".join(lines) + "\n")
+    sums: Counter[str] = Counter()
+    for _, length, name in found:
+        sums[name] += length
+    counts = Counter(name for _, _, name in found)
+    print(f"{len(found)} launches, {sum(sums.values()) / 1000:.3f} ms within them")
+    for name, length in sums.most_common(20):
+        print(f"{length:8.1f} us  {counts[name]:3d} x {length / counts[name]:7.2f}  {name[:80]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Compile each kernel that a pre-training step launches for a Hopper GPU, without having one.
+
+    python tests/models/kernels/hopper.py    # prints each one's name and bytes of shared memory
+
+Run by test_hopper.py in a process of its own, for here Triton must not interpret. Launches compile
+and do nothing else; the tensors of a step are on the CPU, full of zeros.
+"""
+
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from electra.models.electra import GeneratorConfig
+from electra.models.encoder import EncoderConfig
+from electra.models.kernels import body as layers
+from electra.models.kernels import head, linear, score, vocabulary
+from electra.objectives.kinds import build
+from electra.objectives.objective import Ids
+from electra.objectives.settings import ObjectiveConfig
+from electra.train.device import autocast
+from electra.train.fuse import fuse_
+
+HOPPER = GPUTarget("cuda", 90, 32)
+TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.uint8: "u8",
+    torch.bool: "i1",
+}
+done: set[str] = set()
+
+
+def kind(value: Any) -> str:
+    """The type of an argument, as Triton writes it."""
+    if isinstance(value, torch.Tensor):
+        return f"*{TYPES[value.dtype]}"
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}>"
+    return {bool: "i1", int: "i32", float: "fp32"}[type(value)]
+
+
+def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    """What `JITFunction.run` would do before the launch."""
+    names = self.arg_names
+    given = dict(zip(names, args, strict=False)) | {n: kwargs.pop(n) for n in names if n in kwargs}
+    fixed = {p.name for p in self.params if p.is_constexpr}
+    signature = {n: "constexpr" if n in fixed else kind(given[n]) for n in names}
+    values = {(names.index(n),): given[n] for n in fixed}
+    even = [n for n in names if signature[n][0] == "*" or _even(given[n])]
+    attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in even if n not in fixed}
+    key = f"{self.__name__} {signature} {values} {kwargs}"
+    if key in done:
+        return
+    done.add(key)
+    source = ASTSource(fn=self, signature=signature, constexprs=values, attrs=attrs)
+    made = triton.compile(source, target=HOPPER, options=kwargs)
+    print(self.__name__, made.metadata.shared, flush=True)
+
+
+def _even(value: Any) -> bool:
+    return type(value) is int and value % 16 == 0
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.float() @ b.float()  # the CPU has no products with another result
+
+
+def step(model: dict[str, Any], width: float, length: int, training: bool) -> None:
+    """One pass of both networks, and back."""
+    config = EncoderConfig(layers=2, vocab_size=512, **model)
+    objective = build(ObjectiveConfig(), config, GeneratorConfig(width=width), Ids(4, (0, 2, 3, 4)))
+    fuse_(objective)
+    objective.train(training)
+    rows = torch.full((2, length + 2), 7, dtype=torch.int32)
+    with torch.set_grad_enabled(training):
+        exercise = objective.exercise(rows)
+        with autocast(rows.device, torch.bfloat16, cache=False):
+            outcome = objective(*exercise)
+        if training:
+            outcome.loss.backward()
+
+
+def main() -> None:
+    """ELECTRA-Small in training and in evaluation, and ELECTRA-Base, which has other kernels."""
+    JITFunction.run = compile_only
+    for name in ("empty", "empty_like"):
+        setattr(torch, name, getattr(torch, name.replace("empty", "zeros")))
+    torch.Tensor.new_empty = torch.Tensor.new_zeros
+    for module in (layers, head, linear, score, vocabulary):
+        module.product = product
+    small, base = {"hidden": 256, "heads": 4, "embedding": 128}, {"hidden": 768, "heads": 12}
+    step(small, 0.25, 128, training=True)
+    step(small, 0.25, 128, training=False)
+    step(base | {"embedding": 768}, 1 / 3, 512, training=True)
+
+
+if __name__ == "__main__":
+    main()

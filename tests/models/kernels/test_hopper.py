@@ -1,0 +1,33 @@
+"""Each kernel of a step compiles for a Hopper GPU, and finds room there.
+
+What runs in Triton's interpreter need not compile: a variable may change its type there, and there
+is memory for everything.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+ROOM = 227 * 1024
+"""Bytes of shared memory that a program can have."""
+SOME = {"exercise_kernel", "forward_kernel", "multiply_kernel", "contract_backward_kernel"}
+SOME |= {"product_norm_kernel", "bias_gelu_kernel", "keys_kernel", "detect_kernel"}
+
+
+def test_every_kernel_compiles_for_hopper(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("hopper.py"))],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert not done.returncode, done.stderr[-3000:]
+    found = [line.split() for line in done.stdout.splitlines()]
+    assert {name for name, _ in found} >= SOME
+    assert [(name, size) for name, size in found if int(size) > ROOM] == []
