@@ -18,7 +18,7 @@ from electra.objectives.objective import Corrupting, Guesses, Objective
 from electra.objectives.rtd import ReplacedTokenDetection
 
 BEGIN = ("exercise", "unpack", "mask", "totals")
-"""What a step begins with; an objective with its own has it in plain torch."""
+"""What a step begins with."""
 
 
 def lighten_(objective: Objective) -> None:
@@ -52,15 +52,21 @@ def fuse_(objective: Objective, *, recompute: bool = False) -> None:
         elif isinstance(module, Discriminator):
             _become(module, "forward", partial(encode.judge, module))
     _become(objective, "guess", partial(_guess, objective))
-    own = (getattr(type(objective), name) is getattr(Objective, name) for name in BEGIN)
-    if all(own) and objective.start is None and objective.config.draw == "distinct":
+    usual = objective.start is None and objective.config.draw == "distinct"
+    if usual and _inherits(objective, Objective, *BEGIN):
         _become(objective, "exercise", partial(_exercise, objective))
     if isinstance(objective, AllTokensMlm):
         _become(objective, "say", partial(_say, objective))
-    if isinstance(objective, Corrupting):
+    if _inherits(objective, Corrupting, "corrupt"):
         _become(objective, "corrupt", _corrupt)
-    if isinstance(objective, ReplacedTokenDetection):
+    if _inherits(objective, ReplacedTokenDetection, "weigh"):
         _become(objective, "weigh", _weigh)
+
+
+def _inherits(objective: Objective, kind: type[Objective], *names: str) -> bool:
+    """Whether it has these methods of that kind; its own stay as they are."""
+    same = (getattr(type(objective), name) is getattr(kind, name) for name in names)
+    return isinstance(objective, kind) and all(same)
 
 
 def _exercise(objective: Objective, rows: Tensor) -> tuple[Batch, Masked, Tensor]:

@@ -1,4 +1,4 @@
-"""Compile each kernel that a pre-training step launches for a Hopper GPU, without having one.
+"""Compile each kernel that networks and losses launch for a Hopper GPU, without having one.
 
     python tests/models/kernels/hopper.py    # prints each one's name and bytes of shared memory
 
@@ -51,6 +51,7 @@ def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwarg
     names = self.arg_names
     given = dict(zip(names, args, strict=False)) | {n: kwargs.pop(n) for n in names if n in kwargs}
     fixed = {p.name for p in self.params if p.is_constexpr}
+    fixed |= {n for n, v in given.items() if type(v) is int and v == 1}  # as Triton has it
     signature = {n: "constexpr" if n in fixed else kind(given[n]) for n in names}
     values = {(names.index(n),): given[n] for n in fixed}
     even = [n for n in names if signature[n][0] == "*" or _even(given[n])]

@@ -105,7 +105,7 @@ def test_without_triton_nothing_changes(make, monkeypatch):
     objective = make("rtd")
     fuse_(objective)
     assert not any("forward" in vars(m) for m in objective.modules())
-    assert vars(objective).keys().isdisjoint({"guess", "corrupt", "weigh"})
+    assert vars(objective).keys().isdisjoint({"guess", "corrupt", "weigh", "exercise"})
 
 
 def test_the_second_of_two_stages(make, compare):
@@ -246,11 +246,14 @@ def test_no_gradient_where_none_is_wanted(make, text):
     assert given == {"discriminator.score.weight", "discriminator.score.bias"}
 
 
-@pytest.mark.parametrize(("embedding", "rows"), [(48, 2**14), (512, 2**13)])
-def test_too_many_tokens_are_refused(embedding, rows, make, device, monkeypatch):
-    """An index of the kernels has 31 bits; the tables may be the widest."""
+@pytest.mark.parametrize(
+    ("sizes", "rows"),
+    [({}, 2**14), ({"embedding": 512}, 2**13), ({"feed_forward": 64}, 2**15)],
+)
+def test_too_many_tokens_are_refused(sizes, rows, make, device, monkeypatch):
+    """An index of the kernels has 31 bits; the tables may be the widest, or the projections."""
     monkeypatch.setattr(kernels, "Embed", None)  # not begun
-    encoder = make("rtd", model={"embedding": embedding}).discriminator.encoder
+    encoder = make("rtd", model=sizes).discriminator.encoder
     ids = torch.zeros(1, 1, dtype=torch.long, device=device).expand(rows, 512)
     with pytest.raises(UserError, match=r"train\.accumulate"):
         encode(encoder, ids, ids)

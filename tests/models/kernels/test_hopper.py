@@ -1,4 +1,4 @@
-"""Each kernel of a step compiles for a Hopper GPU, and finds room there.
+"""Each kernel of networks and losses compiles for a Hopper GPU, and finds room there.
 
 What runs in Triton's interpreter need not compile: a variable may change its type there, and there
 is memory for everything.
@@ -15,8 +15,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 ROOM = 227 * 1024
 """Bytes of shared memory that a program can have."""
-SOME = {"exercise_kernel", "forward_kernel", "multiply_kernel", "contract_backward_kernel"}
-SOME |= {"product_norm_kernel", "bias_gelu_kernel", "keys_kernel", "detect_kernel"}
+SOME = {"exercise_kernel", "multiply_kernel", "contract_backward_kernel", "bias_gelu_kernel"}
+SOME |= {"narrow_forward_kernel", "narrow_backward_kernel", "product_norm_kernel"}
+SOME |= {"attend_backward_kernel", "keys_kernel", "detect_kernel", "add_parts_kernel"}
 
 
 def test_every_kernel_compiles_for_hopper(tmp_path):

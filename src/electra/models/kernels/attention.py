@@ -68,7 +68,7 @@ def attend_backward(
     size = qkv.shape[1] // (3 * heads)
     numbers = _numbers(length, heads, size, p)
     if length <= SHORT:
-        backward_kernel[(rows * heads,)](
+        attend_backward_kernel[(rows * heads,)](
             grad, qkv, documents, out, logs, of_qkv, sums, seed, *numbers, SIZE=size,
             EVEN=_even(length, BACKWARD), **BACKWARD,
         )  # fmt: skip
@@ -234,7 +234,7 @@ def attend_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def attend_backward_kernel(
     grad, qkv, documents, out, logs, of_qkv, sums, seed, length, heads, scale,
     drop: tl.constexpr, rescale: tl.constexpr, SIZE: tl.constexpr, EVEN: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr,

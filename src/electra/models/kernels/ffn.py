@@ -81,7 +81,8 @@ def contract_backward(
 
 
 def ffn_parts(rows: int, width: int, device: torch.device) -> int:
-    """How many parts the sums of `contract_backward` come in; `width` is the wide one."""
+    """Programs for each tile of columns, and so how many parts the sums of `contract_backward` come
+    in; `width` is the wide one."""
     tiles, across = triton.cdiv(rows, BACK["TALL"]), triton.cdiv(width, BACK["WIDE"])
     return programs(tiles, device, 1 / across)
 

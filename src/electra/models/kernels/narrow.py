@@ -27,7 +27,7 @@ BACK = {"TALL": 64, "WIDE": 64, "num_warps": 4, "num_stages": 3, "maxnreg": 168}
 
 
 class Projection(NamedTuple):
-    """From a layer's input to queries, keys and values, or the way back; of the layer above."""
+    """From a layer's input to queries, keys and values; on the way back these are gradients."""
 
     qkv: Tensor
     matrix: Tensor
@@ -59,7 +59,7 @@ def narrow_forward(
     scales = [torch.empty(rows, device=x.device) for _ in range(2)]
     tall, wide = FORTH["TALL"], FORTH["WIDE"]
     qkv, matrix, bias = above or (out, attended, b_attended)  # for none anything will do
-    forward_kernel[(triton.cdiv(rows, tall),)](
+    narrow_forward_kernel[(triton.cdiv(rows, tall),)](
         in_tiles(mixed, tall, width), in_tiles(attended, width, width),
         in_tiles(expand, wide, width), in_tiles(contract, width, wide),
         in_tiles(active, tall, wide), in_tiles(slope, tall, wide),
@@ -91,7 +91,7 @@ def narrow_backward(
     tall, wide = BACK["TALL"], BACK["WIDE"]
     of_x, of_mixed = torch.empty_like(grad), torch.empty_like(grad)
     of_qkv, matrix, _ = above or (grad, attended, grad)  # for none anything will do
-    backward_kernel[(triton.cdiv(rows, tall),)](
+    narrow_backward_kernel[(triton.cdiv(rows, tall),)](
         in_tiles(of_qkv, tall, width), in_tiles(matrix, width, width),
         in_tiles(contract, width, wide), in_tiles(slope, tall, wide),
         in_tiles(expand, wide, width), in_tiles(of_inner, tall, wide),
@@ -111,7 +111,7 @@ def narrow_parts(rows: int) -> int:
 
 
 @triton.jit
-def forward_kernel(
+def narrow_forward_kernel(
     mixed, attended, expand, contract, active, slope, matrix, qkv,
     b_attended, b_expand, b_contract, bias, x, y, out,
     gain1, shift1, normal1, scale1, seed1, gain2, shift2, normal2, scale2, seed2,
@@ -149,7 +149,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def narrow_backward_kernel(
     of_qkv, matrix, contract, slope, expand, of_inner, attended, of_mixed,
     grad, of_x, of_attended, of_outer,
     gain1, normal1, scale1, sums1, seed1, gain2, normal2, scale2, sums2, seed2,
@@ -211,8 +211,8 @@ def norm_rows_backward(
     used = g
     if drop > 0:
         low, high = bit_keys(seed)
-        place = row[:, :, None], col[None, None, :]
-        used = drop_rows(g, place[0], place[1], width, low, high, drop, rescale)
+        line, column = row[:, :, None], col[None, None, :]
+        used = drop_rows(g, line, column, width, low, high, drop, rescale)
     used = used.to(dtype)
     at = row[:, :, None] * width + col[None, None, :]
     tl.store(through + at, used, (row < rows)[:, :, None])

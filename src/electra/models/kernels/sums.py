@@ -9,13 +9,13 @@ import triton.language as tl
 from torch import Tensor
 
 TALL, WIDE = 128, 32
-"""Of a tile of parts: so many are asked for at once that the memory is never idle."""
+"""Of a tile of parts, all of which are asked for at once."""
 
 
 def add_parts(parts: Tensor, dim: int) -> Tensor:
     """parts.sum(dim), of fp32.
 
-    torch's takes twice as long: it lets several programs add to one number, and clears a counter
+    torch's lets several programs add to one number where parts are many, and has to clear a counter
     before.
     """
     before, count, after = parts.shape[:dim], parts.shape[dim], parts.shape[dim + 1 :]
