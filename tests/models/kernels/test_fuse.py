@@ -108,6 +108,16 @@ def test_without_triton_nothing_changes(make, monkeypatch):
     assert vars(objective).keys().isdisjoint({"guess", "corrupt", "weigh", "exercise"})
 
 
+@pytest.mark.parametrize("name", ["exercise", "corrupt", "weigh"])
+def test_methods_of_its_own_stay(name, make):
+    objective = make("rtd")
+    kind = type(objective)
+    objective.__class__ = type("Other", (kind,), {name: lambda self, *given: None})
+    fuse_(objective)
+    replaced = vars(objective).keys() & {"exercise", "corrupt", "weigh"}
+    assert replaced == {"exercise", "corrupt", "weigh"} - {name}
+
+
 def test_the_second_of_two_stages(make, compare):
     """The generator is asked without gradients and gets none."""
     objective = make("two-stage").train()

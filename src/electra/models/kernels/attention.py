@@ -20,6 +20,7 @@ from electra.models.kernels.attention_dropout import (
     slopes,
 )
 from electra.models.kernels.dropout import bit_keys
+from electra.models.kernels.sums import over_rows
 
 SHORT = 128
 """Rows up to this length have one kernel for all of the way back."""
@@ -156,13 +157,6 @@ def put(at, x, inside, EVEN: tl.constexpr):
         tl.store(at, x)
     else:
         tl.store(at, x, inside)
-
-
-@triton.jit
-def over_rows(x):
-    """Sums over rows, by a product with eight columns of ones: with less exchange than tl.sum's."""
-    ones = tl.full((x.shape[0], 8), 1.0, x.dtype)
-    return tl.sum(tl.dot(tl.trans(x), ones, input_precision="ieee"), 1) * 0.125
 
 
 @triton.jit

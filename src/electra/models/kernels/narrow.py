@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.models.kernels.attention import over_rows
 from electra.models.kernels.dropout import bit_keys, drop_rows, threshold
 from electra.models.kernels.gelu import gelu_at, packed, unpacked
 from electra.models.kernels.join import in_order, in_tiles, joins, norm_rows, numbers, rows_at
 from electra.models.kernels.norm import normalise_backward
+from electra.models.kernels.sums import over_rows
 
 WIDEST = 64
 FORTH = {"TALL": 64, "WIDE": 64, "num_warps": 4, "num_stages": 3}
@@ -49,8 +49,7 @@ def narrow_forward(
     """From what attention mixed and the layer's input to `out`, and to the projections above.
 
     `p` are a layer's parameters in the order of `electra.models.kernels.body.NAMES`, `seeds` two
-    rows of `draw_seeds`. Returns the
-    normalised rows and the inverse deviations of both norms.
+    rows of `draw_seeds`. Returns the normalised rows and the inverse deviations of both norms.
     """
     (rows, width), inner = x.shape, active.shape[1]
     attended, expand, contract = p[1:4]
