@@ -11,7 +11,9 @@ from electra.models.kernels import attention
 from electra.models.kernels.attention import (
     BACKWARD,
     FORWARD,
+    HEAVY,
     KEYS,
+    LONE,
     LONG,
     QUERIES,
     SHORT,
@@ -91,6 +93,19 @@ def agree(documents, heads, size, p, seed, normal, near):
 @pytest.mark.parametrize(("rows", "length", "heads", "size"), [*SHORT_ROWS, *LONG_ROWS])
 def test_attention(rows, length, heads, size, p, device, seed, normal, near):
     agree(papers(rows, length, device), heads, size, p, seed, normal, near)
+
+
+@pytest.mark.parametrize("length", [5, 70, 128])
+@pytest.mark.parametrize("tiles", [BACKWARD, LONE, HEAVY])
+def test_all_tiles_of_the_way_back(tiles, length, device, seed, normal, near, monkeypatch):
+    """In fp32 there would be but one kind of them."""
+    monkeypatch.setattr(attention, "_back", lambda *_: tiles)
+    documents = papers(2, length, device)
+    agree(documents, 2, 16, 0.3, seed, normal, near)
+    qkv, grad = normal(2 * length, 3 * 32).detach(), normal(2 * length, 32).detach()
+    out, logs = attend(qkv, documents, 2, seed, 0.1)
+    of_qkv, sums = with_sums(grad, qkv, documents, out, logs, 2, seed, 0.1)
+    near(sums, of_qkv.view(len(of_qkv), 3, -1).sum(0)[::2])
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
@@ -226,6 +241,7 @@ def test_tiles_fit():
     """What is tested as long is; tiles over keys hold whole pairs of dropout."""
     assert max(length for _, length, *_ in SHORT_ROWS) == SHORT == BACKWARD["WIDE"]
     assert min(length for _, length, *_ in LONG_ROWS) == SHORT + 1
+    assert BACKWARD["WIDE"] == LONE["WIDE"] == HEAVY["WIDE"]
     over_keys = [tiles["WIDE"] for tiles in (FORWARD, BACKWARD, LONG, QUERIES)] + [KEYS["TALL"]]
     assert all(width % 16 == 0 for width in over_keys)
     assert QUERIES["TALL"] == KEYS["TALL"]  # the parts of sums

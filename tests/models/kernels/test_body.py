@@ -86,7 +86,6 @@ def test_the_layers(
     if not narrow:
         monkeypatch.setattr(body, "ffn_fits", lambda _: False)
         monkeypatch.setattr(body, "SMALL", 0)
-        monkeypatch.setattr(body, "FEW", 0)
     made, x = layers(hidden, heads, inner), normal(rows * length, hidden)
     documents = texts(rows, length, device)
     mask = (documents[:, None, :, None] == documents[:, None, None, :]).contiguous()

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from electra.models.kernels.attention_dropout import (
     drop_count,
@@ -20,17 +21,22 @@ from electra.models.kernels.attention_dropout import (
     slopes,
 )
 from electra.models.kernels.dropout import bit_keys
+from electra.models.kernels.launch import programs
 from electra.models.kernels.sums import over_rows
 
 SHORT = 128
 """Rows up to this length have one kernel for all of the way back."""
 FORWARD = {"TALL": 64, "WIDE": 64, "num_warps": 4, "num_stages": 2, "maxnreg": 128}
-BACKWARD = {"TALL": 32, "WIDE": SHORT, "num_warps": 8, "num_stages": 1, "maxnreg": 128}
+BACKWARD = {"TALL": 32, "WIDE": SHORT, "num_warps": 4, "num_stages": 2}
+LONE = {"TALL": 32, "WIDE": SHORT, "num_warps": 8, "num_stages": 3}
+HEAVY = {"TALL": 16, "WIDE": SHORT, "num_warps": 8, "num_stages": 2}
 LONG = {"TALL": 128, "WIDE": 64, "num_warps": 8, "num_stages": 3, "maxnreg": 128}
 QUERIES = {"TALL": 64, "WIDE": 32, "num_warps": 4, "num_stages": 4, "maxnreg": 128}
 KEYS = {"TALL": 64, "WIDE": 64, "num_warps": 4, "num_stages": 3}
 """The fastest on an H200: forth and back for short rows; forth, and back in two, for long ones. The
-keys of a tile are a multiple of 16, as the pairs of dropout want it."""
+keys of a tile are a multiple of 16, as the pairs of dropout want it. Back over short rows `LONE` is
+where no processor has two programs anyway, and `HEAVY`, not measured, where two have no room: for
+the widest heads, and in fp32."""
 WIDEST, ROOM = 128, 128 * 1024
 """A size of heads, and the shared memory that a processor has to have for it: tiles of long rows do
 not fit the 100 KiB of cards for desktops."""
@@ -69,9 +75,13 @@ def attend_backward(
     size = qkv.shape[1] // (3 * heads)
     numbers = _numbers(length, heads, size, p)
     if length <= SHORT:
+        tiles = _back(rows * heads, size, qkv)
+        of_queries, of_keys = (rows, tiles["TALL"], size), (rows, tiles["WIDE"], size)
         attend_backward_kernel[(rows * heads,)](
-            grad, qkv, documents, out, logs, of_qkv, sums, seed, *numbers, SIZE=size,
-            EVEN=_even(length, BACKWARD), **BACKWARD,
+            in_rows(grad, *of_queries), in_rows(qkv, *of_queries), in_rows(qkv, *of_keys),
+            documents, in_rows(out, *of_queries), logs, in_rows(of_qkv, *of_queries),
+            in_rows(of_qkv, *of_keys), sums, seed, *numbers, SIZE=size,
+            EVEN=_even(length, tiles), **tiles,
         )  # fmt: skip
         return
     notes = logs.new_empty(*logs.shape, 4)
@@ -88,6 +98,20 @@ def attend_backward(
 
 def _numbers(length: int, heads: int, size: int, p: float) -> tuple[int, int, float, int, float]:
     return length, heads, LOG2E * size**-0.5, drop_count(p), rescale(p)
+
+
+def _back(count: int, size: int, qkv: Tensor) -> dict[str, int]:
+    """The tiles for the way back of so many heads of short rows."""
+    exact, widest = qkv.dtype == torch.float32, size == WIDEST
+    if exact or widest:
+        return HEAVY | {"num_stages": 1 if exact and widest else 2}  # 200 KiB of one stage
+    return LONE if programs(count, qkv.device, 1) == count else BACKWARD
+
+
+def in_rows(x: Tensor, rows: int, tall: int, size: int) -> TensorDescriptor:
+    """Tokens by rows, as a kernel reads and writes tiles: those beyond the end of a row are read
+    as zeros, and are not written."""
+    return TensorDescriptor.from_tensor(x.view(rows, -1, x.shape[1]), [1, tall, size])
 
 
 def _even(length: int, tiles: dict[str, int]) -> bool:
@@ -148,15 +172,6 @@ def fetch(at, inside, other, EVEN: tl.constexpr):
         return tl.load(at)
     else:
         return tl.load(at, inside, other)
-
-
-@triton.jit
-def put(at, x, inside, EVEN: tl.constexpr):
-    """A store, as `fetch` is a load."""
-    if EVEN:
-        tl.store(at, x)
-    else:
-        tl.store(at, x, inside)
 
 
 @triton.jit
@@ -229,8 +244,8 @@ def attend_kernel(
 
 @triton.jit
 def attend_backward_kernel(
-    grad, qkv, documents, out, logs, of_qkv, sums, seed, length, heads, scale,
-    drop: tl.constexpr, rescale: tl.constexpr, SIZE: tl.constexpr, EVEN: tl.constexpr,
+    grad, queries, keys, documents, out, logs, to_queries, to_keys, sums, seed, length, heads,
+    scale, drop: tl.constexpr, rescale: tl.constexpr, SIZE: tl.constexpr, EVEN: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """All of one head of a short row, so that nothing has to be added up between programs.
@@ -238,25 +253,19 @@ def attend_backward_kernel(
     Tiles are (keys, queries): so the two products whose sums stay here need no transposition.
     The slope of a score is used * slope + odds * back, where back is minus the sum of the former
     over all keys; all without `rescale`, by which the sums are multiplied in the end.
+    Beyond the end of the row all that is read is zero. No document has its tokens, so that their
+    odds and slopes are zero too, and they add nothing to any sum.
     """
     row, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     wide = heads * SIZE
-    stride = 3 * wide
-    base = row.to(tl.int64) * length
-    here = qkv + base * stride + head * SIZE
-    there = of_qkv + base * stride + head * SIZE
-    grad += base * wide + head * SIZE
-    out += base * wide + head * SIZE
+    first = head * SIZE
     logs += tl.program_id(0) * length
     papers = documents + row * length
-    col = tl.arange(0, SIZE)
     n = tl.arange(0, WIDE)
     theirs = fetch(papers + n, n < length, -1, EVEN)
     one = EVEN and tl.load(papers) == tl.load(papers + length - 1)
-    at = n[:, None] * stride + col[None, :]
-    inside = (n < length)[:, None]
-    k = fetch(here + at + wide, inside, 0.0, EVEN)
-    v = fetch(here + at + 2 * wide, inside, 0.0, EVEN)
+    k = keys.load([row, 0, first + wide]).reshape(WIDE, SIZE)
+    v = keys.load([row, 0, first + 2 * wide]).reshape(WIDE, SIZE)
     of_queries, of_pairs = bit_keys(seed)
     across = keys_at(tl.arange(0, WIDE // 2), of_pairs)
     of_k = tl.zeros((WIDE, SIZE), tl.float32)
@@ -264,12 +273,9 @@ def attend_backward_kernel(
     total = tl.zeros((SIZE, 2, 4), tl.float32)
     for begin in range(0, length, TALL):
         m = begin + tl.arange(0, TALL)
-        valid = (m < length)[:, None]
-        to = m[:, None] * stride + col[None, :]
-        spot = m[:, None] * wide + col[None, :]
-        q = fetch(here + to, valid, 0.0, EVEN)
-        g = fetch(grad + spot, valid, 0.0, EVEN)
-        o = fetch(out + spot, valid, 0.0, EVEN)
+        q = queries.load([row, begin, first]).reshape(TALL, SIZE)
+        g = grad.load([row, begin, first]).reshape(TALL, SIZE)
+        o = out.load([row, begin, first]).reshape(TALL, SIZE)
         log = fetch(logs + m, m < length, 0.0, EVEN)
         scores = tl.dot(k, tl.trans(q), input_precision="ieee")
         slope = tl.dot(v, tl.trans(g), input_precision="ieee")
@@ -284,13 +290,15 @@ def attend_backward_kernel(
         of_v = tl.dot(used.to(g.dtype), g, of_v, input_precision="ieee")
         of_k = tl.dot(ds, q, of_k, input_precision="ieee")
         of_q = tl.dot(tl.trans(k), ds, input_precision="ieee")
-        put(there + to, tl.trans(of_q) * (scale * LN2 * rescale), valid, EVEN)
+        done = (tl.trans(of_q) * (scale * LN2 * rescale)).to(q.dtype)
+        to_queries.store([row, begin, first], done.reshape(1, TALL, SIZE))
         # Here each is a sum over queries that one thread has.
         total += tl.sum(tl.sum(tl.reshape(of_q, (SIZE, 2, TALL // 16, 4, 2)), 4), 2)
-    put(there + at + wide, of_k * (scale * LN2 * rescale), inside, EVEN)
+    of_k = (of_k * (scale * LN2 * rescale)).to(k.dtype)
+    to_keys.store([row, 0, first + wide], of_k.reshape(1, WIDE, SIZE))
     of_v = (of_v * rescale).to(v.dtype)
-    put(there + at + 2 * wide, of_v, inside, EVEN)
-    to = sums + row * 2 * wide + head * SIZE + col
+    to_keys.store([row, 0, first + 2 * wide], of_v.reshape(1, WIDE, SIZE))
+    to = sums + row * 2 * wide + first + tl.arange(0, SIZE)
     # One dimension at a time: Triton 3.6 adds up wrongly where the threads that have parts of a sum
     # do not lie side by side, as in fp32 those of both dimensions together.
     tl.store(to, tl.sum(tl.sum(total, 2), 1) * (scale * LN2 * rescale))

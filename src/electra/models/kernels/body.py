@@ -53,8 +53,6 @@ products, and are cast."""
 CAST = 5
 SMALL = 5e9
 """Multiplications of a product that is too small to fill a GPU."""
-FEW = 2**15
-"""Tokens up to which projections of narrow models are computed here."""
 
 
 class Shape(NamedTuple):
@@ -210,7 +208,7 @@ def projection(x: Tensor, p: Sequence[Tensor]) -> Projection:
 
 def project(x: Tensor, to: Projection) -> Tensor:
     """Queries, keys and values."""
-    if len(x) <= FEW and joins(to.matrix[: x.shape[1]]):  # a third of it is square
+    if joins(to.matrix[: x.shape[1]]):  # a third of it is square
         product_bias(x, to.matrix, to.bias, to.qkv)
         return to.qkv
     return torch.addmm(to.bias, x, to.matrix.t(), out=to.qkv)
@@ -307,7 +305,7 @@ class Sums:
         """In the order of `NAMES`, for each layer."""
         layers, _, _, hidden = self.qkv.shape
         qkv = self.qkv.new_zeros(layers, 3, hidden)
-        torch.sum(self.qkv, 1, out=qkv[:, ::2])
+        qkv[:, ::2] = add_parts(self.qkv, 1)
         qkv, gelu = qkv.flatten(1), add_parts(self.gelu, 1)
         first, second = add_parts(self.norms, 2).unbind(1)  # each (layers, 3, hidden)
         (weight1, shift1, bias1), (weight2, shift2, bias2) = first.unbind(1), second.unbind(1)

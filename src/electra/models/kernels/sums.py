@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TALL, WIDE = 128, 32
+TALL, WIDE = 256, 16
 """Of a tile of parts, all of which are asked for at once."""
 
 
@@ -22,7 +22,7 @@ def add_parts(parts: Tensor, dim: int) -> Tensor:
     out = torch.empty(*before, *after, device=parts.device)
     width = math.prod(after)
     grid = (triton.cdiv(width, WIDE), math.prod(before))
-    add_parts_kernel[grid](parts, out, count, width, TALL, WIDE, num_warps=4)
+    add_parts_kernel[grid](parts, out, count, width, TALL, WIDE, num_warps=8)
     return out
 
 
