@@ -131,6 +131,18 @@ def test_too_little_memory_is_told_at_the_start(error, tiny, tmp_path, console, 
     assert not (tmp_path / "run").exists()  # so that the advice can be followed
 
 
+def test_kernels_that_cannot_be_built_are_told_at_the_start(tiny, tmp_path, console, monkeypatch):
+    kind = type("OutOfResources", (Exception,), {"__module__": "triton.runtime.errors"})
+
+    def forward(*_):
+        raise kind("out of resource: shared memory, Required: 237640, Hardware limit: 101376")
+
+    monkeypatch.setattr(ReplacedTokenDetection, "forward", forward)
+    with pytest.raises(UserError, match=r"shared memory.*train\.kernels=false"):
+        start(tiny, tmp_path / "run", console)
+    assert not (tmp_path / "run").exists()
+
+
 def test_other_failures_of_the_dry_run_are_not_hidden(tiny, tmp_path, console, monkeypatch):
     def forward(*_):
         raise RuntimeError("shapes cannot be multiplied")

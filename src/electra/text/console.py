@@ -94,6 +94,10 @@ def two_columns(rows: list[tuple[str, str]]) -> Table:
     return table
 
 
+def _shards(count: int) -> str:
+    return f"{count} shard{'' if count == 1 else 's'}"
+
+
 def prepare_table(state: "Summary") -> Table:
     """The summary at the end of a preparation."""
     rows = [
@@ -104,10 +108,10 @@ def prepare_table(state: "Summary") -> Table:
         ("held-out rows", f"{state.held_out_rows:,}"),
         ("unknown tokens", f"{state.unknown_rate:.3%}"),
         ("tokens lost", f"{state.lost_tokens:,}"),
-        ("size", f"{state.size / 1e6:,.1f} MB in {state.shards} shards"),
+        ("size", f"{state.size / 1e6:,.1f} MB in {_shards(state.shards)}"),
     ]
     if state.skipped:
-        rows.append(("from an earlier run", f"{state.skipped} shards"))
+        rows.append(("from an earlier run", _shards(state.skipped)))
     if not state.already:
         speed = state.text_bytes / 1e6 / max(state.seconds, 1e-6)
         rows.append(("time", f"{state.seconds:,.1f} s ({speed:,.1f} MB/s)"))

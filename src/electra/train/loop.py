@@ -202,6 +202,14 @@ def dry_run(run: Run, rows: Tensor) -> None:
         if not isinstance(error, RuntimeError) or "memory" in text or "alloc" in text:
             raise UserError(_out_of_memory(run)) from None
         raise
+    except Exception as error:
+        if type(error).__module__.split(".")[0] != "triton":
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise UserError(
+            f"The kernels of this package cannot be built for this GPU ({reason}): set "
+            "train.kernels=false, which gives the same results, slower."
+        ) from None
     finally:
         run.optimizer.zero_grad()
         set_random_state(before)
