@@ -73,7 +73,7 @@ def milliseconds(replay: Replay, rows: Tensor, times: int) -> float:
 
 def launches(replay: Replay, rows: Tensor) -> list[tuple[float, float, str]]:
     """Start, length and name of all in the second of three steps."""
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:  # else it warns
         for _ in range(3):
             replay(rows, RATE)
         torch.cuda.synchronize()

@@ -1,12 +1,17 @@
 """Compile each kernel that networks and losses launch for a Hopper GPU, without having one.
 
-    python tests/models/kernels/hopper.py    # prints each one's name and bytes of shared memory
+    python tests/models/kernels/hopper.py
+
+prints for each its name, bytes of shared memory, and `Machine`: what a GPU would say without one.
 
 Run by test_hopper.py in a process of its own, for here Triton must not interpret. Launches compile
 and do nothing else; the tensors of a step are on the CPU, full of zeros.
 """
 
-from typing import Any
+import re
+import subprocess
+import tempfile
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -37,6 +42,18 @@ TYPES = {
 done: set[str] = set()
 
 
+class Machine(NamedTuple):
+    """What the machine code of a kernel has."""
+
+    registers: int
+    spilled: int
+    """Bytes of a thread."""
+    instructions: int
+    cycles: int
+    """That a warp needs for each instruction once: the assembler writes into each how long the next
+    one has to wait. What comes from memory takes longer, and loops come again."""
+
+
 def kind(value: Any) -> str:
     """The type of an argument, as Triton writes it."""
     if isinstance(value, torch.Tensor):
@@ -62,7 +79,27 @@ def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwarg
     done.add(key)
     source = ASTSource(fn=self, signature=signature, constexprs=values, attrs=attrs)
     made = triton.compile(source, target=HOPPER, options=kwargs)
-    print(self.__name__, made.metadata.shared, flush=True)
+    print(self.__name__, made.metadata.shared, *machine(made.asm["cubin"]), flush=True)
+
+
+def machine(cubin: bytes) -> Machine:
+    """By the tools that come with Triton."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        usage, code = (
+            subprocess.run(
+                [tool, how, file.name], capture_output=True, text=True, check=True
+            ).stdout
+            for how in ("-res-usage", "-sass")
+        )
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found, usage
+    # An instruction is two words, the second alone on a line; its bits 41 to 44 are the cycles
+    words = re.findall(r"^\s+/\* 0x([0-9a-f]{16}) \*/$", code, re.MULTILINE)
+    cycles = sum(int(word, 16) >> 41 & 15 for word in words)
+    return Machine(*map(int, found.groups()), len(words), cycles)
 
 
 def _even(value: Any) -> bool:
