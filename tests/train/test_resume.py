@@ -20,12 +20,13 @@ from electra.train.pretrain import build_objective, read_run_config, resume, sta
 from electra.train.record import read_metrics
 
 RUN = """
-import sys, torch
+import signal, sys, torch
 from pathlib import Path
 from rich.console import Console
 from electra.recipes import recipe
 from electra.train.pretrain import resume, start
 torch.set_num_threads(1)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 out = Path(sys.argv[2])
 console = Console(width=200)
 if sys.argv[1] == "--resume":
