@@ -66,10 +66,9 @@ def attend_backward(
     grad: Tensor, qkv: Tensor, documents: Tensor, out: Tensor, logs: Tensor, heads: int,
     seed: Tensor, p: float, of_qkv: Tensor, sums: Tensor,
 ) -> None:  # fmt: skip
-    """`of_qkv` gets the gradient of `qkv`, and `sums` (parts, 2, width) its sums over tokens.
+    """`of_qkv` gets the gradient of `qkv`, and `sums` (parts, 3, width) its sums over tokens.
 
-    The latter without the keys': they are zero, for a softmax does not see what all its scores have
-    in common.
+    Those of keys are zero, for a softmax does not see what all its scores have in common.
     """
     rows, length = documents.shape
     size = qkv.shape[1] // (3 * heads)
@@ -298,11 +297,12 @@ def attend_backward_kernel(
     to_keys.store([row, 0, first + wide], of_k.reshape(1, WIDE, SIZE))
     of_v = (of_v * rescale).to(v.dtype)
     to_keys.store([row, 0, first + 2 * wide], of_v.reshape(1, WIDE, SIZE))
-    to = sums + row * 2 * wide + first + tl.arange(0, SIZE)
+    to = sums + row * 3 * wide + first + tl.arange(0, SIZE)
     # One dimension at a time: Triton 3.6 adds up wrongly where the threads that have parts of a sum
     # do not lie side by side, as in fp32 those of both dimensions together.
     tl.store(to, tl.sum(tl.sum(total, 2), 1) * (scale * LN2 * rescale))
-    tl.store(to + wide, over_rows(of_v))
+    tl.store(to + wide, tl.zeros((SIZE,), tl.float32))
+    tl.store(to + 2 * wide, over_rows(of_v))
 
 
 @triton.jit
@@ -356,7 +356,7 @@ def queries_kernel(
     of_q = (of_q * (scale * LN2 * rescale)).to(q.dtype)
     tl.store(of_qkv + base * stride + head * SIZE + to, of_q, valid)
     part = row * tl.cdiv(length, TALL) + begin // TALL
-    tl.store(sums + part * 2 * wide + head * SIZE + col, over_rows(of_q))
+    tl.store(sums + part * 3 * wide + head * SIZE + col, over_rows(of_q))
 
 
 @triton.jit
@@ -407,4 +407,6 @@ def keys_kernel(
     if not EVEN:  # what is beyond the end is no zero
         of_v = tl.where(inside, of_v, tl.zeros_like(of_v))
     part = row * tl.cdiv(length, TALL) + begin // TALL
-    tl.store(sums + (2 * part + 1) * wide + head * SIZE + col, over_rows(of_v))
+    to = sums + (3 * part + 1) * wide + head * SIZE + col
+    tl.store(to, tl.zeros((SIZE,), tl.float32))
+    tl.store(to + wide, over_rows(of_v))

@@ -299,14 +299,11 @@ class Sums:
             of_norms = of_gelu = narrow_parts(tokens)
         self.norms = empty(2, of_norms, 3, hidden)
         self.gelu = empty(of_gelu, inner)
-        self.qkv = empty(sum_parts(*documents.shape), 2, hidden)  # keys' are zero
+        self.qkv = empty(sum_parts(*documents.shape), 3, hidden)
 
     def finish(self) -> list[tuple[Tensor, ...]]:
         """In the order of `NAMES`, for each layer."""
-        layers, _, _, hidden = self.qkv.shape
-        qkv = self.qkv.new_zeros(layers, 3, hidden)
-        qkv[:, ::2] = add_parts(self.qkv, 1)
-        qkv, gelu = qkv.flatten(1), add_parts(self.gelu, 1)
+        qkv, gelu = add_parts(self.qkv, 1).flatten(1), add_parts(self.gelu, 1)
         first, second = add_parts(self.norms, 2).unbind(1)  # each (layers, 3, hidden)
         (weight1, shift1, bias1), (weight2, shift2, bias2) = first.unbind(1), second.unbind(1)
         every = (qkv, bias1, weight1, shift1, gelu, bias2, weight2, shift2)

@@ -56,8 +56,10 @@ def encode(
         x = Linear.apply(x, encoder.project.weight, encoder.project.bias)
     if real is None:
         documents = torch.zeros_like(ids, dtype=torch.int32)
+    elif real.dtype == torch.bool:  # in one launch
+        documents = torch.logical_not(real, out=torch.empty_like(ids, dtype=torch.int32))
     else:
-        documents = (~real if real.dtype == torch.bool else real).int()
+        documents = real.int()
     attention_p = c.attention_dropout if encoder.training else 0.0
     shape = Shape(c.head_count, p, attention_p, norm.eps, recompute)
     params = [layer.get_parameter(name) for layer in encoder.layers for name in NAMES]
