@@ -203,7 +203,7 @@ def dry_run(run: Run, rows: Tensor) -> None:
             raise UserError(_out_of_memory(run)) from None
         raise
     except Exception as error:
-        if type(error).__module__.split(".")[0] != "triton":
+        if type(error).__module__.split(".")[0] != "triton":  # which need not be installed
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
         raise UserError(

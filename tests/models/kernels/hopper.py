@@ -2,7 +2,7 @@
 
     python tests/models/kernels/hopper.py
 
-prints for each its name, bytes of shared memory, and `Machine`: what a GPU would say without one.
+prints of each its name, its bytes of shared memory, and what `Machine` lists.
 
 Run by test_hopper.py in a process of its own, for here Triton must not interpret. Launches compile
 and do nothing else; the tensors of a step are on the CPU, full of zeros.

@@ -89,6 +89,16 @@ def agree(documents, heads, size, p, seed, normal, near):
         near(a, b, name)
 
 
+def sums_agree(documents, heads, size, seed, normal, near):
+    """Sums over tokens, of queries and of values, with those of the gradients; keys' are zero."""
+    qkv = normal(documents.numel(), 3 * heads * size).detach()
+    out, logs = attend(qkv, documents, heads, seed, 0.1)
+    grad = normal(*out.shape).detach()
+    of_qkv, sums = with_sums(grad, qkv, documents, out, logs, heads, seed, 0.1)
+    near(sums[::2], of_qkv.view(len(of_qkv), 3, -1).sum(0)[::2])
+    assert not sums[1].any()
+
+
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize(("rows", "length", "heads", "size"), [*SHORT_ROWS, *LONG_ROWS])
 def test_attention(rows, length, heads, size, p, device, seed, normal, near):
@@ -99,14 +109,10 @@ def test_attention(rows, length, heads, size, p, device, seed, normal, near):
 @pytest.mark.parametrize("tiles", [BACKWARD, LONE, HEAVY])
 def test_all_tiles_of_the_way_back(tiles, length, device, seed, normal, near, monkeypatch):
     """In fp32 there would be but one kind of them."""
-    monkeypatch.setattr(attention, "_back", lambda *_: tiles)
+    monkeypatch.setattr(attention, "back_tiles", lambda *_: tiles)
     documents = papers(2, length, device)
     agree(documents, 2, 16, 0.3, seed, normal, near)
-    qkv, grad = normal(2 * length, 3 * 32).detach(), normal(2 * length, 32).detach()
-    out, logs = attend(qkv, documents, 2, seed, 0.1)
-    of_qkv, sums = with_sums(grad, qkv, documents, out, logs, 2, seed, 0.1)
-    near(sums[::2], of_qkv.view(len(of_qkv), 3, -1).sum(0)[::2])
-    assert not sums[1].any()
+    sums_agree(documents, 2, 16, seed, normal, near)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
@@ -204,13 +210,7 @@ def test_a_text_does_not_see_its_neighbours(length, device, seed, normal):
 
 @pytest.mark.parametrize(("rows", "length", "heads", "size"), SHORT_ROWS + LONG_ROWS)
 def test_the_bias_of_the_projection(rows, length, heads, size, device, seed, normal, near):
-    """Sums over tokens, of queries and of values."""
-    qkv, documents = normal(rows * length, 3 * heads * size).detach(), papers(rows, length, device)
-    out, logs = attend(qkv, documents, heads, seed, 0.1)
-    grad = normal(*out.shape).detach()
-    of_qkv, sums = with_sums(grad, qkv, documents, out, logs, heads, seed, 0.1)
-    near(sums[::2], of_qkv.view(len(of_qkv), 3, -1).sum(0)[::2])
-    assert not sums[1].any()
+    sums_agree(papers(rows, length, device), heads, size, seed, normal, near)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])

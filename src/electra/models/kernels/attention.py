@@ -35,8 +35,8 @@ QUERIES = {"TALL": 64, "WIDE": 32, "num_warps": 4, "num_stages": 4, "maxnreg": 1
 KEYS = {"TALL": 64, "WIDE": 64, "num_warps": 4, "num_stages": 3}
 """The fastest on an H200: forth and back for short rows; forth, and back in two, for long ones. The
 keys of a tile are a multiple of 16, as the pairs of dropout want it. Back over short rows `LONE` is
-where no processor has two programs anyway, and `HEAVY`, not measured, where two have no room: for
-the widest heads, and in fp32."""
+where no processor has two programs anyway, and `HEAVY`, which was not timed, where tiles of 32
+queries would take more registers than there are: for the widest heads, and in fp32."""
 WIDEST, ROOM = 128, 128 * 1024
 """A size of heads, and the shared memory that a processor has to have for it: tiles of long rows do
 not fit the 100 KiB of cards for desktops."""
@@ -74,7 +74,7 @@ def attend_backward(
     size = qkv.shape[1] // (3 * heads)
     numbers = _numbers(length, heads, size, p)
     if length <= SHORT:
-        tiles = _back(rows * heads, size, qkv)
+        tiles = back_tiles(rows * heads, size, qkv)
         of_queries, of_keys = (rows, tiles["TALL"], size), (rows, tiles["WIDE"], size)
         attend_backward_kernel[(rows * heads,)](
             in_rows(grad, *of_queries), in_rows(qkv, *of_queries), in_rows(qkv, *of_keys),
@@ -99,11 +99,13 @@ def _numbers(length: int, heads: int, size: int, p: float) -> tuple[int, int, fl
     return length, heads, LOG2E * size**-0.5, drop_count(p), rescale(p)
 
 
-def _back(count: int, size: int, qkv: Tensor) -> dict[str, int]:
-    """The tiles for the way back of so many heads of short rows."""
+def back_tiles(count: int, size: int, qkv: Tensor) -> dict[str, int]:
+    """For the way back of so many heads of short rows."""
     exact, widest = qkv.dtype == torch.float32, size == WIDEST
+    if exact and widest:
+        return HEAVY | {"num_stages": 1}  # which has 200 KiB
     if exact or widest:
-        return HEAVY | {"num_stages": 1 if exact and widest else 2}  # 200 KiB of one stage
+        return HEAVY
     return LONE if programs(count, qkv.device, 1) == count else BACKWARD
 
 
