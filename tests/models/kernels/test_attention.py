@@ -43,7 +43,9 @@ def attend_backward(grad, qkv, documents, *rest):
 
 def with_sums(grad, qkv, documents, *rest):
     of_qkv = torch.full_like(qkv, torch.nan)
-    sums = torch.full((sum_parts(*documents.shape), 3, grad.shape[1]), torch.nan, device=qkv.device)
+    heads, p = rest[2], rest[-1]
+    parts = sum_parts(documents, grad.shape[1] // heads, qkv.dtype, p)
+    sums = torch.full((parts, 3, grad.shape[1]), torch.nan, device=qkv.device)
     attention.attend_backward(grad, qkv, documents, *rest, of_qkv, sums)
     return of_qkv, sums.sum(0)
 

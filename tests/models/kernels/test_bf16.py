@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from electra.models.kernels import attention, ffn
 from electra.train.fuse import fuse_
 
 pytestmark = pytest.mark.gpu
@@ -58,7 +59,12 @@ def compare(ask):
     return compared
 
 
-def test_bf16_is_as_near_to_fp32_as_without_kernels(opened, compare):
+@pytest.mark.parametrize("cuda", [True, False])
+def test_bf16_is_as_near_to_fp32_as_without_kernels(cuda, opened, compare, monkeypatch):
+    """With kernels in CUDA where they can be, and with Triton's alone."""
+    if not cuda:
+        for module in (attention, ffn):
+            monkeypatch.setattr(module, "usable", lambda device: False)
     compare(*opened(0.0))
 
 

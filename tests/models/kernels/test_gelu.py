@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.models.kernels import gelu
+from electra.models.kernels import ffn, gelu
 from electra.models.kernels.ffn import (
     contract_backward,
     expand_gelu,
@@ -15,6 +15,12 @@ from electra.models.kernels.ffn import (
     product_bias,
 )
 from electra.models.kernels.gelu import bend_, bend_parts, bias_gelu, empty_slope
+
+
+@pytest.fixture(autouse=True)
+def _triton(monkeypatch):
+    """Triton's form on every GPU; test_cuda.py has the other one."""
+    monkeypatch.setattr(ffn, "usable", lambda device: False)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 48), (16, 128), (37, 96), (70, 200)])
@@ -133,7 +139,7 @@ def test_back_through_the_contraction(rows, depth, width, dtype, device, normal,
     slope = empty_slope(inner.to(dtype))
     bias_gelu(inner.detach(), torch.zeros(width, device=device), torch.empty_like(inner), slope)
     expected = torch.autograd.grad(F.gelu(inner) @ weight.float().t(), inner, through.float())[0]
-    sums = torch.full((ffn_parts(rows, width, device), width), torch.nan, device=device)
+    sums = torch.full((ffn_parts(rows, weight), width), torch.nan, device=device)
     of_inner = torch.full_like(inner, torch.nan, dtype=dtype)
     contract_backward(through, weight, slope, sums, of_inner)
     near(of_inner, expected, "inner", SHARES[dtype])

@@ -4,6 +4,11 @@ Queries, keys and values are read where the projection wrote them, (rows, length
 and their gradients are written in the same form: no transposition, no copy. `documents` is
 (rows, length), ascending in each row: a token sees the tokens with its own number, so padding is a
 document of its own, and several texts can lie in one row. Scores are never stored.
+
+On Hopper GPUs, in bf16, the way back of rows of 128 with heads of 64 (`whole_rows`) is in CUDA C++,
+attend.cu: products are of 64 rows there, first factors stay in registers, and the next head comes
+while one is computed. On an H200, for 128 and 1024 rows of four heads, in microseconds: 37.1 ->
+24.1 and 269 -> 141; of one head 13.4 -> 10.5 and 69.9 -> 41.3.
 """
 
 import torch
@@ -13,6 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from electra.models.kernels.attention_dropout import (
+    INFINITY,
     drop_count,
     dropped,
     keys_at,
@@ -20,6 +26,7 @@ from electra.models.kernels.attention_dropout import (
     rescale,
     slopes,
 )
+from electra.models.kernels.cuda import launch, tiles, usable
 from electra.models.kernels.dropout import bit_keys
 from electra.models.kernels.launch import programs
 from electra.models.kernels.sums import over_rows
@@ -40,6 +47,10 @@ queries would take more registers than there are: for the widest heads, and in f
 WIDEST, ROOM = 128, 128 * 1024
 """A size of heads, and the shared memory that a processor has to have for it: tiles of long rows do
 not fit the 100 KiB of cards for desktops."""
+WHOLE, SIZE, SHARED = 128, 64, 231808
+"""In CUDA: tokens of a row, size of a head, and bytes on the chip."""
+GROUPS = 2
+"""That compute there; each leaves sums of its own."""
 LOG2E = 1.4426950408889634
 LN2 = tl.constexpr(1 / LOG2E)
 """Scores and their logarithms are in powers of two, which the processor knows by itself."""
@@ -53,11 +64,11 @@ def attend(
     rows, length = documents.shape
     size = qkv.shape[1] // (3 * heads)
     logs = torch.empty(rows, heads, length, dtype=torch.float32, device=qkv.device)
-    tiles = FORWARD if length <= SHORT else LONG
-    attend_kernel[(rows * heads * triton.cdiv(length, tiles["TALL"]),)](
+    shape = FORWARD if length <= SHORT else LONG
+    attend_kernel[(rows * heads * triton.cdiv(length, shape["TALL"]),)](
         qkv, documents, out, logs, seed, *_numbers(length, heads, size, p),
         FULL=triton.next_power_of_2(length), SIZE=size, LONG=length > SHORT,
-        EVEN=_even(length, tiles), **tiles,
+        EVEN=_even(length, shape), **shape,
     )  # fmt: skip
     return logs
 
@@ -73,14 +84,20 @@ def attend_backward(
     rows, length = documents.shape
     size = qkv.shape[1] // (3 * heads)
     numbers = _numbers(length, heads, size, p)
+    if whole_rows(length, size, qkv.dtype, qkv.device, p):
+        maps = (tiles(grad), tiles(qkv), tiles(out), tiles(of_qkv))
+        tensors = (documents, logs, sums, seed)
+        grid = programs(rows * heads, qkv.device, 1)
+        launch("attend.attend_backward", grid, SHARED, *maps, *tensors, rows, *numbers[1:])
+        return
     if length <= SHORT:
-        tiles = back_tiles(rows * heads, size, qkv)
-        of_queries, of_keys = (rows, tiles["TALL"], size), (rows, tiles["WIDE"], size)
+        shape = back_tiles(rows * heads, size, qkv)
+        of_queries, of_keys = (rows, shape["TALL"], size), (rows, shape["WIDE"], size)
         attend_backward_kernel[(rows * heads,)](
             in_rows(grad, *of_queries), in_rows(qkv, *of_queries), in_rows(qkv, *of_keys),
             documents, in_rows(out, *of_queries), logs, in_rows(of_qkv, *of_queries),
             in_rows(of_qkv, *of_keys), sums, seed, *numbers, SIZE=size,
-            EVEN=_even(length, tiles), **tiles,
+            EVEN=_even(length, shape), **shape,
         )  # fmt: skip
         return
     notes = logs.new_empty(*logs.shape, 4)
@@ -97,6 +114,12 @@ def attend_backward(
 
 def _numbers(length: int, heads: int, size: int, p: float) -> tuple[int, int, float, int, float]:
     return length, heads, LOG2E * size**-0.5, drop_count(p), rescale(p)
+
+
+def whole_rows(length: int, size: int, dtype: torch.dtype, device: torch.device, p: float) -> bool:
+    """Whether the way back is that in CUDA."""
+    fits = length == WHOLE and size == SIZE and drop_count(p) <= INFINITY.value
+    return fits and dtype == torch.bfloat16 and usable(device)
 
 
 def back_tiles(count: int, size: int, qkv: Tensor) -> dict[str, int]:
@@ -120,8 +143,11 @@ def _even(length: int, tiles: dict[str, int]) -> bool:
     return length % tiles["TALL"] == length % tiles["WIDE"] == 0
 
 
-def sum_parts(rows: int, length: int) -> int:
+def sum_parts(documents: Tensor, size: int, dtype: torch.dtype, p: float) -> int:
     """How many parts the sums of `attend_backward` come in."""
+    rows, length = documents.shape
+    if whole_rows(length, size, dtype, documents.device, p):
+        return rows * GROUPS
     return rows if length <= SHORT else rows * triton.cdiv(length, KEYS["TALL"])
 
 

@@ -145,7 +145,7 @@ class Body(torch.autograd.Function):
         together = not shape.recompute and small(grad, layers[0])
         widths = [len(matrix) for matrix in layers[0][:4]]
         back = Back._make(empties(grad, count if together else 1, widths))
-        sums = Sums(documents, cast)
+        sums = Sums(documents, cast, shape)
         matrices: list[Sequence[Tensor]] = []
         above: Projection | None = None
         for n in reversed(range(count)):
@@ -286,20 +286,23 @@ def small(x: Tensor, layer: Sequence[Tensor]) -> bool:
 class Sums:
     """Gradients of the vectors: each kernel leaves parts, which are added up for all layers."""
 
-    def __init__(self, documents: Tensor, layers: Sequence[Sequence[Tensor]]) -> None:
+    def __init__(self, documents: Tensor, layers: Sequence[Sequence[Tensor]], shape: Shape) -> None:
         device, tokens = documents.device, documents.numel()
         hidden, inner = layers[0][1].shape[0], layers[0][2].shape[0]
 
         def empty(*shape: int) -> Tensor:
             return torch.empty(len(layers), *shape, device=device)
 
-        parts = ffn_parts if ffn_fits(layers[0][3]) else bend_parts
-        of_norms, of_gelu = norm_parts(tokens, hidden, device), parts(tokens, inner, device)
-        if narrow(layers[0][3]):
+        contract = layers[0][3]
+        of_norms, of_gelu = norm_parts(tokens, hidden, device), bend_parts(tokens, inner, device)
+        if narrow(contract):
             of_norms = of_gelu = narrow_parts(tokens)
+        elif ffn_fits(contract):
+            of_gelu = ffn_parts(tokens, contract)
         self.norms = empty(2, of_norms, 3, hidden)
         self.gelu = empty(of_gelu, inner)
-        self.qkv = empty(sum_parts(*documents.shape), 3, hidden)
+        head = hidden // shape.heads, contract.dtype, shape.attention_dropout
+        self.qkv = empty(sum_parts(documents, *head), 3, hidden)
 
     def finish(self) -> list[tuple[Tensor, ...]]:
         """In the order of `NAMES`, for each layer."""

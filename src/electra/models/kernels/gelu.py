@@ -21,6 +21,8 @@ STEPS, ZERO = tl.constexpr(200.0), tl.constexpr(27.0)
 WHOLE, BITS = tl.constexpr(2.0**23), tl.constexpr(0x4B000000)
 """From here on fp32 has whole numbers alone, and its lowest bits are theirs: to add it rounds. The
 processor's own conversions would take as long as all else."""
+WHOLE_ROWS = 64
+"""Slopes have room for a multiple of so many rows: kernels in CUDA write whole tiles of them."""
 
 
 def bias_gelu(x: Tensor, bias: Tensor, out: Tensor, slope: Tensor) -> None:
@@ -32,8 +34,10 @@ def bias_gelu(x: Tensor, bias: Tensor, out: Tensor, slope: Tensor) -> None:
 
 
 def empty_slope(like: Tensor) -> Tensor:
-    """Room for the slopes of a gelu."""
-    return torch.empty_like(like, dtype=torch.uint8 if like.element_size() == 2 else like.dtype)
+    """Room for the slopes of a gelu, and up to `WHOLE_ROWS`."""
+    rows = triton.cdiv(len(like), WHOLE_ROWS) * WHOLE_ROWS
+    dtype = torch.uint8 if like.element_size() == 2 else like.dtype
+    return like.new_empty(rows, like.shape[1], dtype=dtype)
 
 
 def bend_(grad: Tensor, slope: Tensor, sums: Tensor) -> None:

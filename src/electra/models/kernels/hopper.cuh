@@ -1,0 +1,155 @@
+// What kernels for Hopper GPUs are made of: barriers, copies of tiles, and products of them.
+//
+// Each source here is compiled with this before it. A program has two groups of four warps that
+// compute, and a thread of a third that brings the tiles.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+// A matrix in tiles of 64 rows and 64 columns, as the host describes it.
+struct __align__(64) Map { u64 words[16]; };
+
+// --- Barriers in shared memory: `parity` is that of the round that is waited for.
+
+__device__ __forceinline__ u32 at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void bar_init(u32 bar, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
+}
+// Other threads and the copies see barriers as they were set.
+__device__ __forceinline__ void bars_ready() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void expect(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 ::"r"(bar), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+__device__ __forceinline__ void wait(u32 bar, u32 parity) {
+    asm volatile(
+        "{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;"
+        " @!p bra AGAIN; }" ::"r"(bar), "r"(parity) : "memory");
+}
+
+// --- Copies of tiles, without threads: from memory they arrive at a barrier, to memory they go in
+// groups. Beyond a matrix's end zeros are read and nothing is written.
+
+__device__ __forceinline__ void load(u32 to, const Map* map, int x, int y, u32 bar) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%2, %3}], [%4];"
+        ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(bar) : "memory");
+}
+__device__ __forceinline__ void store(const Map* map, u32 from, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
+                 ::"l"(map), "r"(x), "r"(y), "r"(from) : "memory");
+}
+__device__ __forceinline__ void commit_store() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until so many groups at most still have to be read from shared memory.
+template <int LEFT> __device__ __forceinline__ void wait_store() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
+}
+// What this thread wrote to shared memory is seen by copies and products.
+__device__ __forceinline__ void written() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// --- Groups of four warps
+
+__device__ __forceinline__ void group_sync(int group) {
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+}
+// Two groups take turns at the tensor cores: while one multiplies, the other computes.
+__device__ __forceinline__ void await_turn(int group) {
+    asm volatile("bar.sync %0, 256;" ::"r"(group + 3) : "memory");
+}
+__device__ __forceinline__ void pass_turn(int group) {
+    asm volatile("bar.arrive %0, 256;" ::"r"(4 - group) : "memory");
+}
+// Registers of a thread: the group that brings tiles leaves its own to those that compute.
+template <int COUNT> __device__ __forceinline__ void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> __device__ __forceinline__ void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// --- Products of tiles in shared memory
+
+// Rows of 128 bytes, of which 16 at a time have changed places (128-byte swizzle).
+__device__ __forceinline__ u64 tile(u32 where, u32 step) {
+    return (1ull << 62) | ((u64)(1024 >> 4) << 32) | ((u64)(step >> 4) << 16)
+        | ((where & 0x3FFFF) >> 4);
+}
+__device__ __forceinline__ void mma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void mma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int LEFT> __device__ __forceinline__ void mma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+// A thread's numbers of a product, as the assembler wants them: "%0, %1, ..."
+#define TEN(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, " \
+               "%" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
+#define N32 TEN() TEN(1) TEN(2) "%30, %31"
+#define N64 TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) "%60, %61, %62, %63"
+#define N128 TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10) TEN(11) \
+    "%120, %121, %122, %123, %124, %125, %126, %127"
+#define F4(how, d, i) how(d[i]), how(d[i + 1]), how(d[i + 2]), how(d[i + 3])
+#define F16(how, d, i) F4(how, d, i), F4(how, d, i + 4), F4(how, d, i + 8), F4(how, d, i + 12)
+#define F32(how, d) F16(how, d, 0), F16(how, d, 16)
+#define F64(how, d, i) F16(how, d, i), F16(how, d, i + 16), F16(how, d, i + 32), F16(how, d, i + 48)
+#define F128(how, d) F64(how, d, 0), F64(how, d, 64)
+
+// Sums over 16 rows of a tile, in all eight columns, by a product of its columns with ones
+__device__ __forceinline__ void sum_mma(float (&d)[4], u64 a, u64 ones) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3},"
+        " %4, %5, 1, 1, 1, 1, 0;"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a), "l"(ones));
+}
+
+// Sixteen rows of eight ones, wherever 256 bytes of them are
+__device__ __forceinline__ u64 ones_at(u32 where) {
+    return (8ull << 32) | (8ull << 16) | ((where & 0x3FFFF) >> 4);
+}
+constexpr u32 ONES = 0x3F803F80u;
+
+// --- Numbers in pairs, and words of shared memory
+
+__device__ __forceinline__ u32 pack(float low, float high) {
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+__device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+__device__ __forceinline__ u32 shared_word(u32 where) {
+    u32 r;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r) : "r"(where));
+    return r;
+}
+__device__ __forceinline__ void set_shared(u32 where, u32 value) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(where), "r"(value) : "memory");
+}
+// 16 columns of a group's tile of 64 into shared memory, swizzled: the k-th, 8 numbers of a thread
+__device__ __forceinline__ void put_columns(u32 where, int k, const u32* pairs) {
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(where + row * 128 + (((2 * k + lane / 16) ^ (row & 7)) << 4)),
+                 "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]) : "memory");
+}
+__device__ __forceinline__ void put(u32 where, const u32 (&pairs)[16]) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) put_columns(where, k, pairs + 4 * k);
+}
+
+// --- Programs: two groups that compute, and one that brings tiles
+
+constexpr int GROUPS = 2, THREADS = (GROUPS + 1) * 128, BOX = 64 * 64 * 2;
+#define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, 1)

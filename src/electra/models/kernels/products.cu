@@ -1,0 +1,263 @@
+// Products with a matrix, for Hopper GPUs, and what follows them: a bias, gelu, or its slopes.
+//
+// A program keeps a square of the matrix in shared memory while tiles of 64 rows pass by. Two
+// groups of four warps take turns: one multiplies while the other computes with what its own
+// product gave, and stores it. A thread of a third group brings the tiles.
+
+// --- gelu, in half precision, where an instruction has two numbers at once
+
+__device__ __forceinline__ u32 halves(float low, float high) {
+    u32 r;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+__device__ __forceinline__ u32 plus(u32 a, u32 b) {
+    u32 r;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+__device__ __forceinline__ u32 times(u32 a, u32 b) {
+    u32 r;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+__device__ __forceinline__ u32 times_plus(u32 a, u32 b, u32 c) {
+    u32 r;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+__device__ __forceinline__ u32 minus_square(u32 a) {
+    u32 r;
+    asm("{ .reg .b32 n; neg.f16x2 n, %1; fma.rn.f16x2 %0, n, %1, %1; }" : "=r"(r) : "r"(a));
+    return r;
+}
+__device__ __forceinline__ u32 at_most(u32 a, u32 b) {
+    u32 r;
+    asm("min.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+__device__ __forceinline__ u32 tanh_of(u32 a) {
+    u32 r;
+    asm("tanh.approx.f16x2 %0, %1;" : "=r"(r) : "r"(a));
+    return r;
+}
+__device__ __forceinline__ u32 as_bf16(u32 a) {
+    u32 r;
+    asm("{ .reg .b16 l, h; .reg .f32 x, y; mov.b32 {l, h}, %1; cvt.f32.f16 x, l; cvt.f32.f16 y, h;"
+        " cvt.rn.bf16x2.f32 %0, y, x; }" : "=r"(r) : "r"(a));
+    return r;
+}
+
+// Pairs at once, step by step: each step's eight do not wait for each other.
+constexpr int BATCH = 8;
+#define EACH _Pragma("unroll") for (int i = 0; i < BATCH; i++)
+
+// Values in bf16 and slopes as bytes. The share of the normal distribution below x is taken as
+// (1 + tanh(0.8 x + 0.0347 x^3)) / 2, with x^2 at most 16. A slope is a whole number above 1024,
+// where half precision has no others and its low byte is the number's.
+__device__ __forceinline__ void gelu(const float* z, const u32* bias, u32* values, u32* slopes) {
+    constexpr u32 ONCE = 0x3A663A66, CUBE = 0x28722872, CAP = 0x4C004C00, HALF = 0x38003800;
+    constexpr u32 TWICE = 0x3E663E66, SQUARE = 0x32AC32AC;  // of the derivative: 1.6, 0.2085
+    constexpr u32 STEPS = 0x5A405A40, ZERO = 0x641B641B;    // 200, and 1024 + 27
+    u32 x[BATCH], s[BATCH], p[BATCH];
+    EACH x[i] = plus(halves(z[2 * i], z[2 * i + 1]), bias[i / 2]);
+    EACH s[i] = times(x[i], x[i]);
+    EACH s[i] = at_most(s[i], CAP);
+    EACH p[i] = times_plus(s[i], CUBE, ONCE);
+    EACH p[i] = times(p[i], x[i]);
+    EACH p[i] = tanh_of(p[i]);
+    EACH s[i] = times_plus(s[i], SQUARE, TWICE);
+    EACH p[i] = times_plus(p[i], HALF, HALF);
+    EACH values[i] = as_bf16(times(p[i], x[i]));
+    EACH s[i] = times(minus_square(p[i]), s[i]);
+    EACH s[i] = times_plus(times_plus(s[i], x[i], p[i]), STEPS, ZERO);
+#pragma unroll
+    for (int i = 0; i < BATCH; i += 2) slopes[i / 2] = __byte_perm(s[i], s[i + 1], 0x6420);
+}
+// A stored slope, put into the lowest bits of 2^23: fp32 has whole numbers alone there.
+template <int BYTE> __device__ __forceinline__ float slope(u32 four) {
+    constexpr float ZERO = 8388608.0f + 27.0f, STEP = 1.0f / 200;
+    return (__uint_as_float(__byte_perm(four, 0x4B000000u, 0x7440 + BYTE)) - ZERO) * STEP;
+}
+
+// --- The kernels
+
+// (64, 16) times (16, 256); ACROSS: the second lies in memory with columns side by side
+template <int ACROSS> __device__ __forceinline__ void mma(float (&d)[128], u64 a, u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" N128 "},"
+                 " %128, %129, 1, 1, 1, 0, %130;"
+                 : F128("+f", d) : "l"(a), "l"(b), "n"(ACROSS));
+}
+// The same without what was there before, whose registers are free until now
+template <int ACROSS> __device__ __forceinline__ void first_mma(float (&d)[128], u64 a, u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" N128 "},"
+                 " %128, %129, 0, 1, 1, 0, %130;"
+                 : F128("=f", d) : "l"(a), "l"(b), "n"(ACROSS));
+}
+
+enum Kind { PLAIN, GELU, BEND };
+constexpr int DEPTH = 256, WIDE = 256, TALL = 64;
+constexpr int ROWS = DEPTH / 64 * BOX, MATRIX = DEPTH * WIDE * 2;
+// Shared memory: the matrix, a tile of rows for each group, two boxes for each that go out,
+// barriers, and the bias or ones
+constexpr int AT_ROWS = MATRIX, AT_STAGE = AT_ROWS + GROUPS * ROWS;
+constexpr int AT_BARS = AT_STAGE + GROUPS * 2 * BOX, AT_BIAS = AT_BARS + 128;
+static_assert(AT_BIAS + WIDE * 4 == 230528, "ffn.py asks for as much");
+
+// PLAIN: x @ matrix.t() + bias. GELU: gelu of this, and its slopes. BEND: x @ matrix times slopes,
+// and sums over rows of it.
+template <Kind KIND>
+__device__ __forceinline__ void multiply(
+    const Map& x, const Map& matrix, const Map& out, const void* bias, unsigned char* slopes,
+    float* sums, int rows, int width)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    u32 base = at(memory), beside = base + AT_BIAS;
+    u32 full = base + AT_BARS, empty = full + 8 * GROUPS, ready = empty + 8 * GROUPS;
+    int thread = threadIdx.x, group = thread / 128, across = width / WIDE;
+    int start = blockIdx.x % across * WIDE, part = blockIdx.x / across;
+    int parts = gridDim.x / across, tiles = (rows + TALL - 1) / TALL;
+    if (thread == 0) {
+        for (int i = 0; i < GROUPS; i++) bar_init(full + 8 * i, 1), bar_init(empty + 8 * i, 1);
+        bar_init(ready, 1);
+        bars_ready();
+    }
+    for (int i = thread; i < WIDE; i += blockDim.x)
+        if constexpr (KIND == BEND) {
+            set_shared(beside + 4 * i, ONES);
+        } else if constexpr (KIND == GELU) {
+            const float* pair = (const float*)bias + start + 2 * i;
+            if (i < WIDE / 2) set_shared(beside + 4 * i, halves(pair[0], pair[1]));
+        } else {
+            // bf16 has the upper half of fp32's bits
+            set_shared(beside + 4 * i, (u32)((const unsigned short*)bias)[start + i] << 16);
+        }
+    written();
+    __syncthreads();
+
+    if (group == GROUPS) {
+        fewer_registers<24>();
+        if (thread == GROUPS * 128) {
+            expect(ready, MATRIX);
+            for (int i = 0; i < 16; i++) {
+                int column = i / 4 * 64, row = i % 4 * 64;
+                (KIND == BEND ? column : row) += start;
+                load(base + i * BOX, &matrix, column, row, ready);
+            }
+            for (int n = 0, t = part; t < tiles; n++, t += parts) {
+                u32 to = base + AT_ROWS + n % 2 * ROWS, bar = full + n % 2 * 8;
+                wait(empty + n % 2 * 8, (n / 2 & 1) ^ 1);
+                expect(bar, ROWS);
+                for (int i = 0; i < 4; i++) load(to + i * BOX, &x, i * 64, t * TALL, bar);
+            }
+        }
+        return;
+    }
+    more_registers<240>();
+    int lane = thread % 32, warp = thread / 32 % 4, leader = thread % 128 == 0;
+    int line = warp * 16 + lane / 4, side = lane % 4 * 2;  // of a thread's numbers: row, column
+    u32 mine = base + AT_ROWS + group * ROWS, stage = base + AT_STAGE + group * 2 * BOX;
+    float z[128], total[4][4] = {};
+    u32 pairs[16], words[KIND == BEND ? 32 : 8];
+    if (group == 1) pass_turn(group);
+    wait(ready, 0);
+    for (int n = group, t = part + group * parts; t < tiles; n += 2, t += 2 * parts) {
+        // Slopes lie in memory as threads have them: 64 rows and 64 columns after others
+        u64 chunk = (u64)t * (width / 64) + start / 64;
+        uint4* slope_at = (uint4*)(slopes + chunk * 4096) + thread % 128;
+        if constexpr (KIND == BEND) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                uint4 a = __ldcs(slope_at + i * 128);
+                words[4 * i] = a.x, words[4 * i + 1] = a.y;
+                words[4 * i + 2] = a.z, words[4 * i + 3] = a.w;
+            }
+        }
+        await_turn(group);
+        wait(full + 8 * group, n / 2 & 1);
+        mma_fence();
+#pragma unroll
+        for (int k = 0; k < DEPTH / 16; k++) {
+            u64 left = tile(mine + k / 4 * BOX + k % 4 * 32, 16);
+            u64 right = KIND == BEND ? tile(base + k * 2048, ROWS)
+                                     : tile(base + k / 4 * ROWS + k % 4 * 32, 16);
+            if (k == 0) first_mma<KIND == BEND>(z, left, right);
+            else mma<KIND == BEND>(z, left, right);
+        }
+        mma_commit();
+        pass_turn(group);
+        mma_wait<0>();
+        if (leader) arrive(empty + 8 * group);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float* own = z + 32 * i;
+            u32 here = stage + (i & 1) * BOX;
+            if constexpr (KIND == GELU) {
+#pragma unroll
+                for (int j = 0; j < 16; j += 8) {
+                    u32 b[4];
+#pragma unroll
+                    for (int k = 0; k < 4; k++)
+                        b[k] = shared_word(beside + (64 * i + 4 * j + 8 * k + side) * 2);
+                    gelu(own + 2 * j, b, pairs + j, words + j / 2);
+                }
+            } else {
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    float* four = own + 4 * j;
+                    if constexpr (KIND == BEND) {
+                        u32 s = words[8 * i + j];
+                        pairs[2 * j] = pack(four[0] * slope<0>(s), four[1] * slope<1>(s));
+                        pairs[2 * j + 1] = pack(four[2] * slope<2>(s), four[3] * slope<3>(s));
+                    } else {
+                        u32 where = beside + (64 * i + 8 * j + side) * 4;
+                        float b0 = __uint_as_float(shared_word(where));
+                        float b1 = __uint_as_float(shared_word(where + 4));
+                        pairs[2 * j] = pack(four[0] + b0, four[1] + b1);
+                        pairs[2 * j + 1] = pack(four[2] + b0, four[3] + b1);
+                    }
+                }
+            }
+            // This box is free when the copy before the last, and the sums from it, are done.
+            if (leader) wait_store<1>();
+            if constexpr (KIND == BEND) mma_wait<1>();
+            group_sync(group);
+            put(here, pairs);
+            written();
+            group_sync(group);
+            if (leader) store(&out, here, start + 64 * i, t * TALL), commit_store();
+            if constexpr (KIND == BEND) {
+                mma_fence();
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    sum_mma(total[i], tile(here + k * 2048, 16), ones_at(beside));
+                mma_commit();
+            } else if constexpr (KIND == GELU) {
+                // After the fence, which waits for what was written before it
+                slope_at[i * 256] = make_uint4(words[0], words[1], words[2], words[3]);
+                slope_at[i * 256 + 128] = make_uint4(words[4], words[5], words[6], words[7]);
+            }
+        }
+    }
+    if (leader) wait_store<0>();  // shared memory is another program's after the end
+    if constexpr (KIND == BEND) {
+        mma_wait<0>();
+        float* to = sums + (u64)(part * GROUPS + group) * width + start + line;
+        if (lane % 4 == 0)
+#pragma unroll
+            for (int i = 0; i < 4; i++) to[64 * i] = total[i][0], to[64 * i + 8] = total[i][2];
+    }
+}
+
+#define MATRICES const __grid_constant__ Map x, const __grid_constant__ Map matrix, \
+                 const __grid_constant__ Map out
+
+KERNEL multiply_plain(MATRICES, const unsigned short* bias, int rows, int width) {
+    multiply<PLAIN>(x, matrix, out, bias, nullptr, nullptr, rows, width);
+}
+KERNEL multiply_gelu(MATRICES, const float* bias, unsigned char* slopes, int rows, int width) {
+    multiply<GELU>(x, matrix, out, bias, slopes, nullptr, rows, width);
+}
+KERNEL multiply_bend(MATRICES, unsigned char* slopes, float* sums, int rows, int width) {
+    multiply<BEND>(x, matrix, out, nullptr, slopes, sums, rows, width);
+}

@@ -1,0 +1,275 @@
+"""The kernels in CUDA C++: they compile everywhere, and on a Hopper GPU agree with plain torch."""
+
+import functools
+import re
+import warnings
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from electra.models.kernels import attention, cuda, ffn
+from electra.models.kernels.dropout import draw_seeds
+from electra.models.kernels.ffn import contract_backward, expand_gelu, ffn_parts, product_bias
+from electra.models.kernels.gelu import empty_slope
+
+KERNELS = {
+    "products": ["multiply_bend", "multiply_gelu", "multiply_plain"],
+    "attend": ["attend_backward"],
+}
+ROWS = [1, 130, 1000, 4096]
+
+
+@pytest.mark.parametrize(("source", "host"), [("products", ffn), ("attend", attention)])
+def test_the_host_asks_for_the_shared_memory_that_kernels_have(source, host):
+    assert re.findall(r"static_assert\(.* == (\d+),", cuda.text(source).decode()) == [
+        str(host.SHARED)
+    ]
+
+
+@pytest.mark.parametrize("source", cuda.SOURCES)
+def test_every_kernel_compiles_and_keeps_its_numbers_in_registers(source):
+    try:
+        cuda.find_compiler()
+    except OSError:
+        pytest.skip("NVRTC is not installed")
+    code, said = cuda.compiled(source, "-Xptxas=-v")
+    names = {name.decode() for name in re.findall(rb"\.text\.(\w+)", code)}
+    assert sorted(names) == KERNELS[source]
+    assert re.findall(r"(\d+) bytes spill stores", said) == ["0"] * len(names), said
+    assert "serialized" not in said
+
+
+@pytest.fixture
+def hopper(device):
+    """A GPU that has to take these kernels."""
+    if torch.cuda.get_device_capability(device) != cuda.HOPPER:
+        pytest.skip("needs a Hopper GPU")
+    assert cuda.usable(device)
+    return device
+
+
+@pytest.fixture
+def draw(device):
+    """`draw(3, 4, scale=0.1)`: random numbers in bf16."""
+    torch.manual_seed(0)
+
+    def drawn(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return (torch.randn(shape) * scale).to(device, torch.bfloat16)
+
+    return drawn
+
+
+def with_end(rows: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for rows, and what lies behind it."""
+    whole = torch.full((rows + 64, width), 7.0, dtype=torch.bfloat16, device=device)
+    return whole[:rows], whole[rows:]
+
+
+def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return ((found.float() - wanted).norm() / wanted.norm()).item()
+
+
+def in_order(slope: torch.Tensor) -> torch.Tensor:
+    """Slopes by row and column. In memory: tile of rows, of columns, half of it, warp, row, pair of
+    columns, eight columns, eight rows, one of a pair."""
+    width = slope.shape[1]
+    parts = slope.view(-1, width // 64, 2, 4, 8, 4, 4, 2, 2)
+    return parts.permute(0, 3, 7, 4, 1, 2, 6, 5, 8).reshape(-1, width)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", ROWS)
+def test_gelu_forth_and_back(rows, hopper, draw):
+    x, expand = draw(rows, 256), draw(1024, 256, scale=0.06)
+    bias = draw(1024, scale=0.1).float() * 1.01  # not in bf16
+    inner = (x.float() @ expand.float().t() + bias).requires_grad_()
+    value = F.gelu(inner)
+    (bend,) = torch.autograd.grad(value.sum(), inner)
+    active, behind = with_end(rows, 1024, hopper)
+    room = torch.full((len(empty_slope(active)) + 64, 1024), 7, dtype=torch.uint8, device=hopper)
+    slope = room[:-64]
+    expand_gelu(x, expand, bias, active, slope)
+    assert off(active, value.detach()) < 3e-3
+    assert (active - value).abs().max() < 0.03
+    stored = in_order(slope)[:rows].float()
+    steps = (stored - (bend * 200 + 27)).abs()
+    assert (steps > 1.5).float().mean() <= 1e-3
+    assert steps.max() < 2.5
+    assert (behind == 7).all()
+    assert (room[-64:] == 7).all()
+
+    through, contract = draw(rows, 256), draw(256, 1024, scale=0.05)
+    sums = torch.full((ffn_parts(rows, contract), 1024), torch.nan, device=hopper)
+    of_inner, behind = with_end(rows, 1024, hopper)
+    contract_backward(through, contract, slope, sums, of_inner)
+    wanted = through.float() @ contract.float() * ((stored - 27) / 200)
+    assert off(of_inner, wanted) < 3e-3
+    assert off(sums.sum(0), wanted.sum(0)) < 5e-3
+    assert (behind == 7).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", ROWS)
+def test_projection(rows, hopper, draw):
+    x, matrix, bias = draw(rows, 256), draw(768, 256, scale=0.06), draw(768)
+    out, behind = with_end(rows, 768, hopper)
+    product_bias(x, matrix, bias, out)
+    assert off(out, x.float() @ matrix.float().t() + bias.float()) < 3e-3
+    assert (behind == 7).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "heads", "p"), [(1, 1, 0.0), (7, 3, 0.1), (150, 4, 0.48)])
+@pytest.mark.parametrize("papers", [(), (50, 77, 100)])
+def test_attention_back(rows, heads, p, papers, hopper, draw, monkeypatch):
+    """The same as Triton's, whose mistakes would be others."""
+    wide, tokens = heads * 64, rows * 128
+    documents = torch.zeros(rows, 128, dtype=torch.int32, device=hopper)
+    for row, start in enumerate(papers):
+        documents[row:, start:] += 1
+    (seed,) = draw_seeds(1, hopper)
+    qkv, grad, mixed = draw(tokens, 3 * wide), draw(tokens, wide), draw(tokens, wide)
+    logs = attention.attend(qkv, documents, heads, seed, p, mixed)
+    found = []
+    for able in (True, False):
+        monkeypatch.setattr(attention, "usable", lambda device, able=able: able)
+        of_qkv, behind = with_end(tokens, 3 * wide, hopper)
+        of_qkv.fill_(torch.nan)
+        parts = attention.sum_parts(documents, 64, qkv.dtype, p)
+        assert parts == (2 if able else 1) * rows
+        sums = torch.full((parts, 3, wide), torch.nan, device=hopper)
+        given = (grad, qkv, documents, mixed, logs, heads, seed, p)
+        attention.attend_backward(*given, of_qkv, sums)
+        assert (behind == 7).all()
+        found.append((*of_qkv.float().split(wide, 1), *sums.sum(0)[::2], sums.sum(0)[1]))
+    for ours, tritons, share in zip(*found, [1e-3] * 3 + [5e-3] * 2 + [0], strict=True):
+        assert (ours - tritons).norm() <= share * tritons.norm()
+
+
+@pytest.mark.gpu
+def test_a_graph_has_the_launches(hopper, draw):
+    x, matrix, bias = draw(130, 256), draw(768, 256, scale=0.06), draw(768)
+    wanted, out = (x.new_zeros(130, 768) for _ in range(2))
+    product_bias(x, matrix, bias, wanted)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        product_bias(x, matrix, bias, out)
+    assert not out.any()
+    graph.replay()
+    assert torch.equal(out, wanted)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Names of the kernels that would be launched, on the CPU too."""
+    names = []
+
+    class Kernel:
+        def __init__(self, name):
+            self.name = name
+
+        def __getitem__(self, grid):
+            return lambda *_, **__: names.append(self.name)
+
+    for name in ("multiply_kernel", "contract_backward_kernel"):
+        monkeypatch.setattr(ffn, name, Kernel(name))
+    monkeypatch.setattr(ffn, "tiles", lambda x: x)
+    monkeypatch.setattr(ffn, "launch", lambda name, *_: names.append(name))
+    return names
+
+
+def run(depth: int, width: int, dtype: torch.dtype) -> None:
+    """All three of them."""
+    x, out = (torch.empty(130, n, dtype=dtype) for n in (depth, width))
+    matrix = torch.empty(width, depth, dtype=dtype)
+    bias, slope = torch.empty(width), empty_slope(out)
+    expand_gelu(x, matrix, bias, out, slope)
+    product_bias(x, matrix, bias, out)
+    contract = matrix.t().contiguous()
+    contract_backward(x, contract, slope, torch.empty(ffn_parts(130, contract), width), out)
+
+
+CUDA = ["products.multiply_gelu", "products.multiply_plain", "products.multiply_bend"]
+TRITON = ["multiply_kernel", "multiply_kernel", "contract_backward_kernel"]
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "dtype", "able", "fits"),
+    [
+        (256, 1024, torch.bfloat16, True, True),
+        (256, 1024, torch.bfloat16, False, False),
+        (256, 1024, torch.float16, True, False),
+        (128, 1024, torch.bfloat16, True, False),
+        (256, 1152, torch.bfloat16, True, False),
+    ],
+)
+def test_which_form_is_taken(depth, width, dtype, able, fits, launched, monkeypatch):
+    monkeypatch.setattr(ffn, "usable", lambda device: able)
+    run(depth, width, dtype)
+    assert launched == (CUDA if fits else TRITON)
+
+
+def test_the_cpu_has_tritons_form(launched):
+    run(256, 1024, torch.bfloat16)
+    assert launched == TRITON
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "dtype", "p", "fits"),
+    [
+        (128, 64, torch.bfloat16, 0.1, True),
+        (127, 64, torch.bfloat16, 0.1, False),
+        (128, 32, torch.bfloat16, 0.1, False),
+        (128, 64, torch.float32, 0.1, False),
+        (128, 64, torch.bfloat16, 0.5, False),  # beyond what one instruction compares
+    ],
+)
+def test_which_attention_is_taken(length, size, dtype, p, fits, monkeypatch):
+    given = (length, size, dtype, torch.device("cpu"), p)
+    assert not attention.whole_rows(*given)
+    monkeypatch.setattr(attention, "usable", lambda device: True)
+    assert attention.whole_rows(*given) == fits
+
+
+def test_parts_of_both_forms(monkeypatch):
+    """Two groups of a program have their own."""
+    contract, parts = torch.empty(256, 1024, dtype=torch.bfloat16), []
+    for able in (True, False):
+        monkeypatch.setattr(ffn, "usable", lambda device, able=able: able)
+        parts.append(ffn_parts(1000, contract))
+    assert parts == [4, 2]
+
+
+def test_where_kernels_cannot_be_loaded_one_sentence_says_so(monkeypatch):
+    def fail(source, device):
+        raise OSError("it is not found")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: cuda.HOPPER)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(cuda, "_module", fail)
+    usable = functools.cache(cuda.usable.__wrapped__)
+    with pytest.warns(UserWarning, match="slower ones run: it is not found") as told:
+        assert [usable(torch.device("cuda", 0)) for _ in range(2)] == [False, False]
+    assert len(told) == 1
+
+
+def test_a_compiler_that_is_missing_is_named(monkeypatch):
+    def fail(path):
+        raise OSError
+
+    monkeypatch.setattr(cuda.ctypes, "CDLL", fail)
+    with pytest.raises(OSError, match=r"libnvrtc\.so\.\d+ is not found"):
+        cuda.find_compiler()
+
+
+def test_other_gpus_say_nothing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not cuda.usable.__wrapped__(torch.device("cuda", 0))
+        assert not cuda.usable.__wrapped__(torch.device("cpu"))
