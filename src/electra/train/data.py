@@ -15,8 +15,8 @@ from electra.errors import UserError
 from electra.text.shards import Shards
 from electra.text.shuffle import shuffled
 
-AHEAD = 2
-"""Batches that are read before they are asked for."""
+AHEAD = 3
+"""Batches that are read before they are asked for; one of them is on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,26 +81,35 @@ def stream(
 ) -> Iterator[Tensor]:
     """Batches from `position` on, each read while the ones before are trained on.
 
-    On CUDA they go over in stream order, without a wait. Nothing else would hold the host back, so
-    the reader waits until the device has begun with the batch `AHEAD` places before: else a clock
-    would run out, or a signal come, with many steps still to do.
+    On CUDA the next one goes over while a step runs. Nothing else would hold the host back, so the
+    reader waits until the device has begun with the batch `AHEAD` places before: else a clock would
+    run out, or a signal come, with many steps still to do.
     """
-    on_cuda = device.type == "cuda"
+    side = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def fetch(start: int, begun: torch.cuda.Event | None = None) -> Tensor:
         if begun is not None:
             begun.synchronize()
         rows = torch.from_numpy(rows_at(shards, start, batch, seed))
-        return rows.pin_memory() if on_cuda else rows
+        return rows.pin_memory() if side else rows
+
+    def over(rows: Tensor) -> Tensor:
+        with torch.cuda.stream(side):
+            return rows.to(device, non_blocking=True)
 
     with ThreadPoolExecutor(1) as reader:
         ahead = deque(reader.submit(fetch, position + i * batch) for i in range(AHEAD))
+        coming = over(ahead.popleft().result())
         while True:
-            rows = ahead.popleft().result().to(device, non_blocking=True)
-            begun = torch.cuda.Event(blocking=True) if on_cuda else None
-            if begun is not None:
-                begun.record()
+            rows, begun = coming, None
+            if side:
+                now = torch.cuda.current_stream(device)
+                now.wait_stream(side)
+                rows.record_stream(now)  # or its memory would be another's before it is read
+                begun = torch.cuda.Event(blocking=True)
+                begun.record(now)
             ahead.append(reader.submit(fetch, position + AHEAD * batch, begun))
+            coming = over(ahead.popleft().result())
             position += batch
             yield rows
 

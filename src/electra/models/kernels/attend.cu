@@ -1,8 +1,8 @@
 // The way back of attention over rows of 128 tokens with heads of 64, for Hopper GPUs.
 //
 // A program has one head of a row after the other, the next one's tiles coming meanwhile. Of the
-// scores, which are tiles (keys, queries), each group has 64 keys. What it says is what
-// `attend_backward_kernel` of attention.py says.
+// scores, which are tiles (keys, queries), each group has 64 keys. What it computes is what
+// `attend_backward_kernel` of attention.py does.
 
 constexpr int LENGTH = 128, SIZE = 64, TILE = LENGTH * SIZE * 2, LOADED = 5 * TILE;
 // Shared memory: queries, keys, values, gradient and mixtures of two heads; slopes of the scores;

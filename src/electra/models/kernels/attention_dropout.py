@@ -16,10 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.models.kernels.dropout import GOLDEN, SECOND, WORD, mix, twin_keys
+from electra.models.kernels.dropout import ASM, GOLDEN, SECOND, WORD, twin_keys
 
-ASM = tl.constexpr(torch.version.cuda is not None and isinstance(mix, triton.JITFunction))
-"""Whether NVIDIA's instructions can be written out: not for other GPUs, nor the interpreter."""
 INFINITY = tl.constexpr(0x7C00)
 """Of float16: as many patterns are between zero and this, 48 % of all."""
 

@@ -26,6 +26,10 @@ def mix(x):
     return x ^ (x >> 16)
 
 
+ASM = tl.constexpr(torch.version.cuda is not None and isinstance(mix, triton.JITFunction))
+"""Whether NVIDIA's instructions can be written out: not for other GPUs, nor the interpreter."""
+
+
 @triton.jit
 def random_bits(index, seed):
     """32 bits for each index, the upper ones better than the lower ones; `seed` points to a row of

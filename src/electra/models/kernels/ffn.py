@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from electra.models.kernels.cuda import launch, tiles, usable
-from electra.models.kernels.gelu import WHOLE_ROWS, gelu_at, packed, unpacked
+from electra.models.kernels.gelu import WHOLE_ROWS, gelu_stored, unpacked
 from electra.models.kernels.join import in_tiles, joins
 from electra.models.kernels.launch import programs
 
@@ -108,8 +108,8 @@ def multiply_kernel(
     for first in tl.range(tl.program_id(1) * TALL, rows, step, num_stages=STAGES):
         z = tl.dot(x.load([first, 0]), b.T, input_precision="ieee") + offset
         if GELU:
-            z, bend = gelu_at(z)
-            slope.store([first, start], packed(bend, slope.dtype))
+            z, bend = gelu_stored(z, out.dtype, slope.dtype)
+            slope.store([first, start], bend)
         out.store([first, start], z.to(out.dtype))
 
 

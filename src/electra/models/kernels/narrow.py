@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from electra.models.kernels.dropout import bit_keys, drop_rows, threshold
-from electra.models.kernels.gelu import gelu_at, packed, unpacked
+from electra.models.kernels.gelu import gelu_stored, unpacked
 from electra.models.kernels.join import in_order, in_tiles, joins, norm_rows, numbers, rows_at
 from electra.models.kernels.norm import normalise_backward
 from electra.models.kernels.sums import over_rows
@@ -129,9 +129,9 @@ def narrow_forward_kernel(
     for start in range(0, inner, WIDE):
         offset = tl.load(b_expand + start + tl.arange(0, WIDE))[None, :]
         b, c = expand.load([start, 0]), contract.load([0, start])
-        value, bend = gelu_at(tl.dot(a, b.T, input_precision="ieee") + offset)
-        value = value.to(a.dtype)
-        slope.store([first, start], packed(bend, slope.dtype))
+        inside = tl.dot(a, b.T, input_precision="ieee") + offset
+        value, bend = gelu_stored(inside, a.dtype, slope.dtype)
+        slope.store([first, start], bend)
         outer = tl.dot(value, c.T, outer, input_precision="ieee")
         # After the product: a copy waits until the one before has left shared memory.
         active.store([first, start], value)

@@ -149,6 +149,7 @@ __device__ __forceinline__ void multiply(
                 wait(empty + n % 2 * 8, (n / 2 & 1) ^ 1);
                 expect(bar, ROWS);
                 for (int i = 0; i < 4; i++) load(to + i * BOX, &x, i * 64, t * TALL, bar);
+                if (KIND == BEND) fetch(slopes + ((u64)t * width + start) * 64, 4 * 4096);
             }
         }
         return;
