@@ -8,22 +8,19 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton
 import triton.language as tl
 
-from electra.models.kernels.attention_dropout import (
-    INFINITY,
-    drop_count,
-    dropped,
-    keep_table,
-    keys_at,
-    pair_bits,
-    rescale,
-    slopes,
-)
+from electra.models.kernels.attention_dropout import dropped, keep_table, pair_bits, slopes
 from electra.models.kernels.dropout import (
+    INFINITY,
     bit_keys,
+    column_keys,
     draw_seeds,
+    drop_count,
+    drop_rows,
     keep_mask,
+    keys_at,
     random_bits,
-    threshold,
+    rescale,
+    twin_bits,
 )
 
 RATES = (0.1, 0.48, 0.5, 0.9)
@@ -38,7 +35,8 @@ def bits_kernel(seed, flat, COUNT: tl.constexpr):
 
 @triton.jit
 def tables_kernel(seed, tables, drop: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
-    """A table of ones with dropout; the same as (columns, queries); and 2 * kept * 3 + 2 * 5."""
+    """Ones with attention's dropout; the same as (columns, queries); 2 * kept * 3 + 2 * 5; then
+    ones with that of rows, and in three dimensions."""
     m, n = tl.arange(0, TALL), tl.arange(0, WIDE)
     of_queries, of_pairs = bit_keys(seed)
     down, across = keys_at(m, of_queries), keys_at(tl.arange(0, WIDE // 2), of_pairs)
@@ -50,6 +48,11 @@ def tables_kernel(seed, tables, drop: tl.constexpr, TALL: tl.constexpr, WIDE: tl
     tl.store(to, dropped(ones, bits, drop, 1))
     tl.store(to + TALL * WIDE, tl.trans(turned))
     tl.store(to + 2 * TALL * WIDE, both)
+    pairs = column_keys(WIDE, of_pairs)
+    tl.store(to + 3 * TALL * WIDE, drop_rows(ones, m[:, None], of_queries, pairs, drop, 1.0))
+    deep = tl.reshape(ones, (TALL // 4, 4, WIDE))
+    deep = drop_rows(deep, tl.reshape(m, (TALL // 4, 4, 1)), of_queries, pairs, drop, 1.0)
+    tl.store(to + 4 * TALL * WIDE, tl.reshape(deep, (TALL, WIDE)))
 
 
 @pytest.mark.parametrize("keys", [(123456789, -987654321), (0, 0), (-1, 2**31 - 1)])
@@ -57,12 +60,13 @@ def test_the_twins_have_the_bits_of_the_kernels(keys, device):
     seed = torch.tensor([*keys, 0, 0], dtype=torch.int32, device=device)
     flat = torch.zeros(512, dtype=torch.int64, device=device)
     bits_kernel[(1,)](seed, flat, 512)
-    tables = torch.zeros(3, 512, 32, device=device)
+    assert torch.equal(flat, twin_bits(512, seed))
+    tables = torch.zeros(5, 512, 32, device=device)
     for p in RATES:
-        assert torch.equal((flat >= threshold(p)) / (1 - p), keep_mask((512,), seed, p))
         tables_kernel[(1,)](seed, tables, drop_count(p), 512, 32)
         kept = keep_table(512, 32, seed, p) > 0
-        assert torch.equal(tables, torch.stack([kept, kept, 6 * kept + 10]).float())
+        mask = keep_mask((512, 32), seed, p) > 0
+        assert torch.equal(tables, torch.stack([kept, kept, 6 * kept + 10, mask, mask]).float())
 
 
 @triton.jit
@@ -92,7 +96,7 @@ def test_the_patterns_that_drop_an_element(drop, device):
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-5, 0.1, 0.3333, 0.4843, 0.4845, 0.5, 0.97, 0.9999])
-def test_the_rate_of_attentions_dropout_and_its_expectation(p):
+def test_the_rate_of_dropout_and_its_expectation(p):
     assert abs(drop_count(p) / 65536 - p) <= 0.5 / 65536
     assert (1 - drop_count(p) / 65536) * rescale(p) == pytest.approx(1, rel=1e-12)
     assert rescale(1 - 1e-9) == 65536  # no division by zero
@@ -135,7 +139,9 @@ def test_neighbours_and_seeds_have_nothing_in_common(kind, p):
         assert apart(x[1:, 1:], x[:-1, :-1])
         corners = x[1:, 1:] * x[:-1, 1:], x[1:, :-1] * x[:-1, :-1]  # a table is made of two keys
         assert apart(*corners)
-        lower, upper = x.view(len(x), -1, 2, 8).unbind(2)  # the two whom one word decides about
+        # The two whom one word decides about
+        form = (-1, 2) if kind == "mask" else (-1, 2, 8)
+        lower, upper = x.view(len(x), *form).unbind(2)
         assert apart(lower, upper)
         assert apart(lower[1:], upper[:-1])
     for i, x in enumerate(seen):

@@ -17,17 +17,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from electra.models.kernels.attention_dropout import (
-    INFINITY,
-    drop_count,
-    dropped,
-    keys_at,
-    pair_bits,
-    rescale,
-    slopes,
-)
+from electra.models.kernels.attention_dropout import dropped, pair_bits, slopes
 from electra.models.kernels.cuda import launch, tiles, usable
-from electra.models.kernels.dropout import bit_keys
+from electra.models.kernels.dropout import INFINITY, bit_keys, drop_count, keys_at, rescale
 from electra.models.kernels.launch import programs
 from electra.models.kernels.sums import over_rows
 

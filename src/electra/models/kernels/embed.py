@@ -11,7 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.models.kernels.dropout import bit_keys, draw_seeds, drop_rows, threshold
+from electra.models.kernels.dropout import (
+    bit_keys,
+    column_keys,
+    draw_seeds,
+    drop_count,
+    drop_rows,
+    rescale,
+)
 from electra.models.kernels.launch import programs
 from electra.models.kernels.norm import normalise, normalise_backward, tile
 
@@ -37,7 +44,7 @@ class Embed(torch.autograd.Function):
         block, tall = tile(width, FORTH)
         embed_kernel[(triton.cdiv(rows * length, tall),)](
             ids, segments, token, position, segment, weight, shift, out, normal, scale, seed,
-            rows * length, length, width, eps, threshold(p), 1 / (1 - p), tall, block, num_warps=4,
+            rows * length, length, width, eps, drop_count(p), rescale(p), tall, block, num_warps=4,
         )  # fmt: skip
         ctx.save_for_backward(ids, segments, normal, scale, weight, seed)
         ctx.sizes = [token.shape, position.shape, segment.shape, weight.shape, shift.shape]
@@ -56,7 +63,7 @@ class Embed(torch.autograd.Function):
         down = programs(rows, ids.device, 4 / across)
         embed_backward_kernel[(across, down)](
             grads[0].contiguous(), ids, segments, normal, scale, weight, *parts, seed,
-            rows, length, width, threshold(ctx.p), 1 / (1 - ctx.p), tall, block, num_warps=4,
+            rows, length, width, drop_count(ctx.p), rescale(ctx.p), tall, block, num_warps=4,
         )  # fmt: skip
         tables = [part.view(size) for part, size in zip(parts, ctx.sizes, strict=True)]
         return None, None, *tables, None, None, None
@@ -84,8 +91,9 @@ def embed_kernel(
     z = z * tl.load(weight + col, col < width, 0.0)[None, :]
     z += tl.load(shift + col, col < width, 0.0)[None, :]
     if drop > 0:
-        low, high = bit_keys(seed)
-        z = drop_rows(z, row[:, None], col[None, :], width, low, high, drop, rescale)
+        of_rows, of_columns = bit_keys(seed)
+        across = column_keys(BLOCK, of_columns)
+        z = drop_rows(z, row[:, None], of_rows, across, drop, rescale)
     tl.store(out + at, z, here)
 
 
@@ -104,7 +112,8 @@ def embed_backward_kernel(
     valid = place < length
     here = valid[:, None] & inside[None, :]
     gain = tl.load(weight + col, inside, 0.0)[None, :]
-    low, high = bit_keys(seed)
+    of_rows, of_columns = bit_keys(seed)
+    across = column_keys(BLOCK, of_columns)
     at_position = tl.zeros((TALL, BLOCK), tl.float32)
     second = tl.zeros((TALL, BLOCK), tl.float32)
     by_weight = tl.zeros((TALL, BLOCK), tl.float32)
@@ -118,7 +127,7 @@ def embed_backward_kernel(
         side = tl.load(segments + row, valid, 0)
         inverse = tl.load(scale + row, valid, 0.0)
         if drop > 0:
-            g = drop_rows(g, row[:, None], col[None, :], width, low, high, drop, rescale)
+            g = drop_rows(g, row[:, None], of_rows, across, drop, rescale)
         by_weight += g * n
         by_shift += g
         g = normalise_backward(g * gain, n, inverse, width)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from electra.models.kernels.dropout import bit_keys, drop_rows, threshold
+from electra.models.kernels.dropout import bit_keys, column_keys, drop_count, drop_rows, rescale
 from electra.models.kernels.norm import normalise
 
 TALL, DEEP = 128, 128
@@ -45,7 +45,7 @@ def product_norm(
     factors = in_tiles(x, TALL, deep), in_tiles(matrix, width, deep)
     tensors = (*factors, bias, residual, norm[0], norm[1], out, normal, scale, seed)
     product_norm_kernel[(triton.cdiv(rows, TALL),)](
-        *tensors, rows, width, depth, norm[2], threshold(p), 1 / (1 - p), TALL, deep,
+        *tensors, rows, width, depth, norm[2], drop_count(p), rescale(p), TALL, deep,
         **(WIDE if width == 256 else NARROW),
     )  # fmt: skip
     return normal, scale
@@ -94,8 +94,9 @@ def norm_rows(
     gain, move = tl.load(weight + col), tl.load(shift + col)
     z += offset
     if drop > 0:
-        low, high = bit_keys(seed)
-        z = drop_rows(z, row[:, :, None], col, width, low, high, drop, rescale)
+        of_rows, of_columns = bit_keys(seed)
+        across = column_keys(width, of_columns)
+        z = drop_rows(z, row[:, :, None], of_rows, across, drop, rescale)
     z, inverse = normalise(z + before, True, width, eps)
     tl.store(normal + at, z, here)
     tl.store(scale + row, inverse, row < rows)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.models.kernels.dropout import bit_keys, drop_rows, threshold
+from electra.models.kernels.dropout import bit_keys, column_keys, drop_count, drop_rows, rescale
 from electra.models.kernels.gelu import gelu_stored, unpacked
 from electra.models.kernels.join import in_order, in_tiles, joins, norm_rows, numbers, rows_at
 from electra.models.kernels.norm import normalise_backward
@@ -66,7 +66,7 @@ def narrow_forward(
         b_attended, b_expand, b_contract, bias, x, y, out,
         gain1, shift1, normals[0], scales[0], seeds[0],
         gain2, shift2, normals[1], scales[1], seeds[1],
-        rows, width, inner, eps, threshold(dropout), 1 / (1 - dropout), above is not None, **FORTH,
+        rows, width, inner, eps, drop_count(dropout), rescale(dropout), above is not None, **FORTH,
     )  # fmt: skip
     return normals[0], scales[0], normals[1], scales[1]
 
@@ -98,7 +98,7 @@ def narrow_backward(
         grad, of_x, of_attended, of_outer,
         p[6], normal1, scale1, norm_sums[0], seeds[0],
         p[10], normal2, scale2, norm_sums[1], seeds[1],
-        gelu_sums, rows, width, inner, threshold(dropout), 1 / (1 - dropout), above is not None,
+        gelu_sums, rows, width, inner, drop_count(dropout), rescale(dropout), above is not None,
         **BACK,
     )  # fmt: skip
     return of_x, of_mixed
@@ -209,9 +209,9 @@ def norm_rows_backward(
     g = normalise_backward(g * tl.load(gain + col)[None, None, :], n, inverse, width)
     used = g
     if drop > 0:
-        low, high = bit_keys(seed)
-        line, column = row[:, :, None], col[None, None, :]
-        used = drop_rows(g, line, column, width, low, high, drop, rescale)
+        of_rows, of_columns = bit_keys(seed)
+        across = column_keys(width, of_columns)
+        used = drop_rows(g, row[:, :, None], of_rows, across, drop, rescale)
     used = used.to(dtype)
     at = row[:, :, None] * width + col[None, None, :]
     tl.store(through + at, used, (row < rows)[:, :, None])

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.models.kernels.dropout import bit_keys, drop_rows, threshold
+from electra.models.kernels.dropout import bit_keys, column_keys, drop_count, drop_rows, rescale
 from electra.models.kernels.launch import programs
 from electra.models.kernels.sums import own_rows
 
@@ -26,7 +26,7 @@ def add_norm(
     block, tall = tile(width, FORTH)
     tensors = (x, bias, residual, norm[0], norm[1], out, normal, scale, seed)
     add_norm_kernel[(triton.cdiv(rows, tall),)](
-        *tensors, rows, width, norm[2], threshold(p), 1 / (1 - p), tall, block, num_warps=4
+        *tensors, rows, width, norm[2], drop_count(p), rescale(p), tall, block, num_warps=4
     )
     return normal, scale
 
@@ -43,7 +43,7 @@ def add_norm_backward(
     residual = torch.empty_like(grad)
     tensors = (grad, normal, scale, weight, residual, through, sums, seed)
     add_norm_backward_kernel[(sums.shape[0],)](
-        *tensors, rows, width, threshold(p), 1 / (1 - p), lines, tall, block,
+        *tensors, rows, width, drop_count(p), rescale(p), lines, tall, block,
         num_warps=max(1, block // BACK),
     )  # fmt: skip
     return residual
@@ -97,8 +97,9 @@ def add_norm_kernel(
     gain = tl.load(weight + col, inside, 0.0)[None, :]
     move = tl.load(shift + col, inside, 0.0)[None, :]
     if drop > 0:
-        low, high = bit_keys(seed)
-        z = drop_rows(z, row[:, None], col[None, :], width, low, high, drop, rescale)
+        of_rows, of_columns = bit_keys(seed)
+        across = column_keys(BLOCK, of_columns)
+        z = drop_rows(z, row[:, None], of_rows, across, drop, rescale)
     z, inverse = normalise(z + before, inside[None, :], width, eps)
     tl.store(normal + at, z, here)
     tl.store(out + at, z * gain + move, here)
@@ -121,7 +122,8 @@ def add_norm_backward_kernel(
     row = tl.program_id(0) * TALL + tl.arange(0, TALL)
     coming = ask(grad, normal, scale, row, col, inside, rows, width)
     gain = tl.load(weight + col, inside, 0.0)[None, :]
-    low, high = bit_keys(seed)
+    of_rows, of_columns = bit_keys(seed)
+    across = column_keys(BLOCK, of_columns)
     of_weight = tl.zeros((LINES, BLOCK), tl.float32)
     of_shift = tl.zeros((LINES, BLOCK), tl.float32)
     of_bias = tl.zeros((LINES, BLOCK), tl.float32)
@@ -137,7 +139,7 @@ def add_norm_backward_kernel(
         g = normalise_backward(g * gain, n, inverse, width)
         tl.store(residual + at, g, here)
         if drop > 0:
-            g = drop_rows(g, row[:, None], col[None, :], width, low, high, drop, rescale)
+            g = drop_rows(g, row[:, None], of_rows, across, drop, rescale)
         tl.store(through + at, g, here)
         of_bias += own_rows(g, LINES)
     to = sums + tl.program_id(0) * 3 * width + col
