@@ -43,6 +43,22 @@ def test_every_kernel_compiles_and_keeps_its_numbers_in_registers(source):
     assert "serialized" not in said
 
 
+def test_a_source_is_compiled_once(tmp_path, monkeypatch):
+    """And again when it changes."""
+    made = []
+
+    def compiled(source):
+        made.append(source)
+        return f"code {len(made)}".encode(), ""
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cuda, "compiled", compiled)
+    code = cuda.code.__wrapped__
+    assert [code("products"), code("products"), code("attend")] == [b"code 1", b"code 1", b"code 2"]
+    monkeypatch.setattr(cuda, "text", lambda source: b"another")
+    assert code("products") == b"code 3"
+
+
 @pytest.fixture
 def hopper(device):
     """A GPU that has to take these kernels."""
@@ -263,7 +279,9 @@ def test_a_compiler_that_is_missing_is_named(monkeypatch):
         raise OSError
 
     monkeypatch.setattr(cuda.ctypes, "CDLL", fail)
-    with pytest.raises(OSError, match=r"libnvrtc\.so\.\d+ is not found"):
+    with pytest.raises(
+        OSError, match=r"libnvrtc\.so\.\d+ is not found; the package nvidia-cuda-nvrtc has it"
+    ):
         cuda.find_compiler()
 
 

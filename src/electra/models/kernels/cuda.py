@@ -6,12 +6,14 @@ needed, and where one of them is missing, `usable` says so, and Triton's kernels
 
 import ctypes
 import functools
+import hashlib
 import importlib.util
 import warnings
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from triton.runtime.cache import get_cache_manager
 
 SOURCES = ("products", "attend")
 """Files *.cu here; hopper.cuh comes before each."""
@@ -78,6 +80,19 @@ def tiles(x: Tensor) -> Map:
     return Map.from_buffer_copy(room, start)
 
 
+@functools.cache
+def code(source: str) -> bytes:
+    """The machine code of a source, which is kept where Triton keeps its own."""
+    settings = "\n".join((*OPTIONS, str(torch.version.cuda)))
+    cache = get_cache_manager(hashlib.sha256(text(source) + settings.encode()).hexdigest())
+    name = f"{source}.cubin"
+    if (kept := cache.get_file(name)) is not None:
+        return Path(kept).read_bytes()
+    made, _ = compiled(source)
+    cache.put(made, name)
+    return made
+
+
 def text(source: str) -> bytes:
     """What is compiled."""
     here = Path(__file__).parent
@@ -102,9 +117,9 @@ def compiled(source: str, *more: str) -> tuple[bytes, str]:
         if failed:
             raise RuntimeError(f"NVRTC does not compile {source}.cu: {said}")
         compiler.nvrtcGetCUBINSize(program, ctypes.byref(size))
-        code = ctypes.create_string_buffer(size.value)
-        compiler.nvrtcGetCUBIN(program, code)
-        return code.raw, said
+        cubin = ctypes.create_string_buffer(size.value)
+        compiler.nvrtcGetCUBIN(program, cubin)
+        return cubin.raw, said
     finally:
         compiler.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -120,12 +135,7 @@ def find_compiler() -> ctypes.CDLL:
             return ctypes.CDLL(path)
         except OSError:
             continue
-    raise OSError(f"{name} is not found")
-
-
-@functools.cache
-def _code(source: str) -> bytes:
-    return compiled(source)[0]
+    raise OSError(f"{name} is not found; the package nvidia-cuda-nvrtc has it")
 
 
 @functools.cache
@@ -144,10 +154,10 @@ def _context(device: int) -> ctypes.c_void_p:
 
 @functools.cache
 def _module(source: str, device: int) -> ctypes.c_void_p:
-    code, module = _code(source), ctypes.c_void_p()
+    module = ctypes.c_void_p()
     torch.cuda.init()
     _check(_driver().cuCtxSetCurrent(_context(device)))
-    _check(_driver().cuModuleLoadData(ctypes.byref(module), code))
+    _check(_driver().cuModuleLoadData(ctypes.byref(module), code(source)))
     return module
 
 
@@ -174,9 +184,9 @@ def _argument(
     return value
 
 
-def _check(code: int) -> None:
-    """Raises what the driver says of a code that is not 0."""
-    if code:
+def _check(result: int) -> None:
+    """Raises what the driver says of a result that is not 0."""
+    if result:
         said = ctypes.c_char_p()
-        _driver().cuGetErrorString(code, ctypes.byref(said))
-        raise RuntimeError(f"CUDA: {(said.value or str(code).encode()).decode()}")
+        _driver().cuGetErrorString(result, ctypes.byref(said))
+        raise RuntimeError(f"CUDA: {(said.value or str(result).encode()).decode()}")
