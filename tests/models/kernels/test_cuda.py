@@ -251,6 +251,13 @@ def test_which_attention_is_taken(length, size, dtype, p, fits, monkeypatch):
     assert attention.whole_rows(*given) == fits
 
 
+@pytest.mark.parametrize(("rows", "room"), [(1, 64), (64, 64), (130, 192)])
+def test_slopes_have_room_for_whole_tiles(rows, room):
+    slope = empty_slope(torch.empty(rows, 16, dtype=torch.bfloat16))
+    assert slope.shape == (room, 16)
+    assert slope.dtype == torch.uint8
+
+
 def test_parts_of_both_forms(monkeypatch):
     """Two groups of a program have their own."""
     contract, parts = torch.empty(256, 1024, dtype=torch.bfloat16), []
@@ -285,8 +292,10 @@ def test_a_compiler_that_is_missing_is_named(monkeypatch):
         cuda.find_compiler()
 
 
-def test_other_gpus_say_nothing(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+@pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
+def test_other_gpus_say_nothing(capability, monkeypatch):
+    """sm_90a runs on no newer one either."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not cuda.usable.__wrapped__(torch.device("cuda", 0))

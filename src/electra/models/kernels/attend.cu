@@ -16,8 +16,6 @@ static_assert(AT_PAPERS + LENGTH * 4 == 231808, "attention.py asks for as much")
 
 // --- Products: (64, 16) times (16, 128), and times (16, 64), where columns lie side by side
 
-#define WGMMA(width) "wgmma.mma_async.sync.aligned.m64n" width "k16.f32.bf16.bf16 "
-
 __device__ __forceinline__ void mma(float (&d)[64], u64 a, u64 b) {
     asm volatile(WGMMA("128") "{" N64 "}, %64, %65, 1, 1, 1, 0, 0;"
                  : F64("+f", d, 0) : "l"(a), "l"(b));

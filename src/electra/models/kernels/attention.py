@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from electra.models.kernels.attention_dropout import dropped, pair_bits, slopes
-from electra.models.kernels.cuda import launch, tiles, usable
+from electra.models.kernels.cuda import GROUPS, launch, tiles, usable
 from electra.models.kernels.dropout import INFINITY, bit_keys, drop_count, keys_at, rescale
 from electra.models.kernels.launch import programs
 from electra.models.kernels.sums import over_rows
@@ -41,8 +41,6 @@ WIDEST, ROOM = 128, 128 * 1024
 not fit the 100 KiB of cards for desktops."""
 WHOLE, SIZE, SHARED = 128, 64, 231808
 """In CUDA: tokens of a row, size of a head, and bytes on the chip."""
-GROUPS = 2
-"""That compute there; each leaves sums of its own."""
 LOG2E = 1.4426950408889634
 LN2 = tl.constexpr(1 / LOG2E)
 """Scores and their logarithms are in powers of two, which the processor knows by itself."""
@@ -130,9 +128,9 @@ def in_rows(x: Tensor, rows: int, tall: int, size: int) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(x.view(rows, -1, x.shape[1]), [1, tall, size])
 
 
-def _even(length: int, tiles: dict[str, int]) -> bool:
+def _even(length: int, shape: dict[str, int]) -> bool:
     """Whether no tile ends beyond the row: then nothing has to be masked."""
-    return length % tiles["TALL"] == length % tiles["WIDE"] == 0
+    return length % shape["TALL"] == length % shape["WIDE"] == 0
 
 
 def sum_parts(documents: Tensor, size: int, dtype: torch.dtype, p: float) -> int:

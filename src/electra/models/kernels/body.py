@@ -290,8 +290,8 @@ class Sums:
         device, tokens = documents.device, documents.numel()
         hidden, inner = layers[0][1].shape[0], layers[0][2].shape[0]
 
-        def empty(*shape: int) -> Tensor:
-            return torch.empty(len(layers), *shape, device=device)
+        def empty(*sizes: int) -> Tensor:
+            return torch.empty(len(layers), *sizes, device=device)
 
         contract = layers[0][3]
         of_norms, of_gelu = norm_parts(tokens, hidden, device), bend_parts(tokens, inner, device)

@@ -20,8 +20,9 @@ SOURCES = ("products", "attend")
 OPTIONS = ("--gpu-architecture=sm_90a", "-std=c++17", "--device-as-default-execution-space")
 HOPPER = (9, 0)
 """The only devices with the instructions that sm_90a means."""
-THREADS = 384
-"""Of a program: two groups that compute, and one that brings tiles."""
+GROUPS = 2
+"""Of four warps, that compute; sums over rows come from each of them. One more brings tiles."""
+THREADS = (GROUPS + 1) * 128
 BOX = 64
 """Rows and columns of a tile."""
 BFLOAT16, SWIZZLE_128, PROMOTE_128, SHARED_BYTES = 9, 3, 2, 8

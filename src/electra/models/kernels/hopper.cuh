@@ -97,6 +97,8 @@ template <int LEFT> __device__ __forceinline__ void mma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
+#define WGMMA(width) "wgmma.mma_async.sync.aligned.m64n" width "k16.f32.bf16.bf16 "
+
 // A thread's numbers of a product, as the assembler wants them: "%0, %1, ..."
 #define TEN(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, " \
                "%" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
@@ -113,8 +115,7 @@ template <int LEFT> __device__ __forceinline__ void mma_wait() {
 // Sums over 16 rows of a tile, in all eight columns, by a product of its columns with ones
 __device__ __forceinline__ void sum_mma(float (&d)[4], u64 a, u64 ones) {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3},"
-        " %4, %5, 1, 1, 1, 1, 0;"
+        WGMMA("8") "{%0, %1, %2, %3}, %4, %5, 1, 1, 1, 1, 0;"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a), "l"(ones));
 }
 

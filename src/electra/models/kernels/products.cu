@@ -84,14 +84,12 @@ template <int BYTE> __device__ __forceinline__ float slope(u32 four) {
 
 // (64, 16) times (16, 256); ACROSS: the second lies in memory with columns side by side
 template <int ACROSS> __device__ __forceinline__ void mma(float (&d)[128], u64 a, u64 b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" N128 "},"
-                 " %128, %129, 1, 1, 1, 0, %130;"
+    asm volatile(WGMMA("256") "{" N128 "}, %128, %129, 1, 1, 1, 0, %130;"
                  : F128("+f", d) : "l"(a), "l"(b), "n"(ACROSS));
 }
 // The same without what was there before, whose registers are free until now
 template <int ACROSS> __device__ __forceinline__ void first_mma(float (&d)[128], u64 a, u64 b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" N128 "},"
-                 " %128, %129, 0, 1, 1, 0, %130;"
+    asm volatile(WGMMA("256") "{" N128 "}, %128, %129, 0, 1, 1, 0, %130;"
                  : F128("=f", d) : "l"(a), "l"(b), "n"(ACROSS));
 }
 
