@@ -115,10 +115,28 @@ __device__ __forceinline__ void multiply(
     int thread = threadIdx.x, group = thread / 128, across = width / WIDE;
     int start = blockIdx.x % across * WIDE, part = blockIdx.x / across;
     int parts = gridDim.x / across, tiles = (rows + TALL - 1) / TALL;
-    if (thread == 0) {
+    bool brings = thread == GROUPS * 128;
+    auto bring = [&](int n, int t) {
+        u32 to = base + AT_ROWS + n % 2 * ROWS, bar = full + n % 2 * 8;
+        expect(bar, ROWS);
+        for (int i = 0; i < 4; i++) load(to + i * BOX, &x, i * 64, t * TALL, bar);
+        if (KIND == BEND) fetch(slopes + ((u64)t * width + start) * 64, 4 * 4096);
+    };
+    if (brings) {
         for (int i = 0; i < GROUPS; i++) bar_init(full + 8 * i, 1), bar_init(empty + 8 * i, 1);
-        bar_init(ready, 1);
+        for (int i = 0; i < 4; i++) bar_init(ready + 8 * i, 1);
         bars_ready();
+        bring(0, part);
+        // By parts of the depth, so that the first product begins with the first of them
+        for (int k = 0; k < 4; k++) {
+            expect(ready + 8 * k, MATRIX / 4);
+            for (int i = 0; i < 4; i++) {
+                int box = KIND == BEND ? 4 * i + k : 4 * k + i;
+                int column = box / 4 * 64, row = box % 4 * 64;
+                (KIND == BEND ? column : row) += start;
+                load(base + box * BOX, &matrix, column, row, ready + 8 * k);
+            }
+        }
     }
     for (int i = thread; i < WIDE; i += blockDim.x)
         if constexpr (KIND == BEND) {
@@ -135,21 +153,11 @@ __device__ __forceinline__ void multiply(
 
     if (group == GROUPS) {
         fewer_registers<24>();
-        if (thread == GROUPS * 128) {
-            expect(ready, MATRIX);
-            for (int i = 0; i < 16; i++) {
-                int column = i / 4 * 64, row = i % 4 * 64;
-                (KIND == BEND ? column : row) += start;
-                load(base + i * BOX, &matrix, column, row, ready);
-            }
-            for (int n = 0, t = part; t < tiles; n++, t += parts) {
-                u32 to = base + AT_ROWS + n % 2 * ROWS, bar = full + n % 2 * 8;
+        if (brings)
+            for (int n = 1, t = part + parts; t < tiles; n++, t += parts) {
                 wait(empty + n % 2 * 8, (n / 2 & 1) ^ 1);
-                expect(bar, ROWS);
-                for (int i = 0; i < 4; i++) load(to + i * BOX, &x, i * 64, t * TALL, bar);
-                if (KIND == BEND) fetch(slopes + ((u64)t * width + start) * 64, 4 * 4096);
+                bring(n, t);
             }
-        }
         return;
     }
     more_registers<240>();
@@ -159,7 +167,6 @@ __device__ __forceinline__ void multiply(
     float z[128], total[4][4] = {};
     u32 pairs[16], words[KIND == BEND ? 32 : 8];
     if (group == 1) pass_turn(group);
-    wait(ready, 0);
     for (int n = group, t = part + group * parts; t < tiles; n += 2, t += 2 * parts) {
         // Slopes lie in memory as threads have them: 64 rows and 64 columns after others
         u64 chunk = (u64)t * (width / 64) + start / 64;
@@ -180,6 +187,7 @@ __device__ __forceinline__ void multiply(
             u64 left = tile(mine + k / 4 * BOX + k % 4 * 32, 16);
             u64 right = KIND == BEND ? tile(base + k * 2048, ROWS)
                                      : tile(base + k / 4 * ROWS + k % 4 * 32, 16);
+            if (k % 4 == 0) wait(ready + 2 * k, 0);
             if (k == 0) first_mma<KIND == BEND>(z, left, right);
             else mma<KIND == BEND>(z, left, right);
         }
