@@ -4,6 +4,8 @@ import functools
 import re
 import warnings
 from contextlib import nullcontext
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.models.kernels import attention, cuda, ffn
+from electra.models.kernels import attention, cuda, ffn, narrow
 from electra.models.kernels.dropout import draw_seeds
 from electra.models.kernels.ffn import contract_backward, expand_gelu, ffn_parts, product_bias
 from electra.models.kernels.gelu import empty_slope
@@ -19,15 +21,27 @@ from electra.models.kernels.gelu import empty_slope
 KERNELS = {
     "products": ["multiply_bend", "multiply_gelu", "multiply_plain"],
     "attend": ["attend_backward"],
+    "narrow": ["narrow_backward", "narrow_forward"],
+}
+SHARED = {
+    "products": [ffn.SHARED],
+    "attend": [attention.SHARED],
+    "narrow": [narrow.FORTH_SHARED, narrow.BACK_SHARED],
 }
 ROWS = [1, 130, 1000, 4096]
 
 
-@pytest.mark.parametrize(("source", "host"), [("products", ffn), ("attend", attention)])
-def test_the_host_asks_for_the_shared_memory_that_kernels_have(source, host):
-    assert re.findall(r"static_assert\(.* == (\d+),", cuda.text(source).decode()) == [
-        str(host.SHARED)
-    ]
+@pytest.mark.parametrize("source", cuda.SOURCES)
+def test_the_host_asks_for_the_shared_memory_that_kernels_have(source):
+    found = re.findall(r"static_assert\(.* == (\d+),", cuda.text(source).decode())
+    assert [int(number) for number in found] == SHARED[source]
+
+
+def test_the_host_starts_as_many_groups_as_compute():
+    """Mostly as many as hopper.cuh says; a kernel of its own number says so before it."""
+    found = [re.findall(r"GROUPS = (\d)", cuda.text(source).decode()) for source in cuda.SOURCES]
+    assert found == [["2"], ["2"], ["2", "3"]]
+    assert [cuda.GROUPS, narrow.FORTH_GROUPS] == [2, 3]
 
 
 @pytest.mark.parametrize("source", cuda.SOURCES)
@@ -166,6 +180,82 @@ def test_attention_back(rows, heads, p, papers, hopper, draw, monkeypatch):
         assert (ours - tritons).norm() <= share * tritons.norm()
 
 
+def narrow_layer(draw) -> list[torch.Tensor]:
+    """In the order of `body.NAMES`: the vectors, but that of the projections, are not in bf16."""
+    shapes = [(192, 64), (64, 64), (256, 64), (64, 256)]
+    matrices = [draw(*shape, scale=shape[1] ** -0.5) for shape in shapes]
+    vectors = [draw(n, scale=0.1).float() * 1.01 for n in (64, 64, 64, 256, 64, 64, 64)]
+    for gain in (1, 5):
+        vectors[gain] += 1
+    return [*matrices, draw(192), *vectors]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.48])
+@pytest.mark.parametrize("above", [True, False])
+@pytest.mark.parametrize("rows", [1, 130, 1000, 16384, 26000])
+def test_narrow_layers(rows, above, p, hopper, draw, monkeypatch):
+    """The same as Triton's, which drop the same elements. Of 26,000 rows each group has several
+    tiles."""
+    layer, matrix, bias = narrow_layer(draw), draw(192, 64, scale=0.1), draw(192)
+    mixed, x, grad, of_qkv = (draw(rows, width) for width in (64, 64, 64, 192))
+    seeds = draw_seeds(2, hopper)
+    whole = torch.full((len(empty_slope(x)) + 64, 256), 7, dtype=torch.uint8, device=hopper)
+    slope, after = whole[:-64], whole[-64:]
+    other = torch.empty_like(slope)
+    forth, back = [], []
+    for able, bends in ((True, slope), (False, other)):
+        monkeypatch.setattr(narrow, "usable", lambda device, able=able: able)
+        found, behind = zip(*(with_end(rows, n, hopper) for n in (64, 256, 64, 192)), strict=True)
+        for room in found:
+            room.fill_(torch.nan)
+        y, active, out, qkv = found
+        to = narrow.Projection(qkv, matrix, bias) if above else None
+        kept = narrow.narrow_forward(mixed, x, y, active, bends, out, layer, seeds, p, 1e-12, to)
+        forth.append((y, active, out, *kept, *([qkv] if above else [])))
+        assert above or qkv.isnan().all()
+        assert all((rest == 7).all() for rest in (*behind, after))
+    for ours, tritons in zip(*forth, strict=True):
+        assert off(ours, tritons.float()) < 1e-2
+    stored = in_order(slope)
+    assert off(stored[:rows].float() - 27, other[:rows].float() - 27) < 2e-2
+
+    for able, bends in ((True, slope), (False, stored)):  # from what the same way forth kept
+        monkeypatch.setattr(narrow, "usable", lambda device, able=able: able)
+        found, behind = zip(*(with_end(rows, n, hopper) for n in (64, 256, 64)), strict=True)
+        for room in found:
+            room.fill_(torch.nan)
+        parts = narrow.narrow_parts(rows, layer[3], p)
+        norm_sums = torch.full((2, parts, 3, 64), torch.nan, device=hopper)
+        gelu_sums = torch.full((parts, 256), torch.nan, device=hopper)
+        to = narrow.Projection(of_qkv, matrix, bias) if above else None
+        given = (grad, to, (*forth[0][3:7], bends), layer, seeds, p)
+        both = narrow.narrow_backward(*given, *found, norm_sums, gelu_sums)
+        sums = (*norm_sums.sum(1).flatten(0, 1), gelu_sums.sum(0))
+        back.append((*found, *both, *sums))
+        assert all((rest == 7).all() for rest in behind)
+    for ours, tritons in zip(*back, strict=True):
+        assert off(ours, tritons.float()) < 1e-2
+
+
+@pytest.mark.gpu
+def test_a_launch_sees_what_the_one_before_wrote(hopper, draw):
+    """Though it begins before the end of that one."""
+    x, matrix, bias = draw(20000, 256), draw(256, 256, scale=0.06), draw(256, scale=0.1)
+
+    def chain(between) -> torch.Tensor:
+        rows = [x, *torch.full((50, *x.shape), torch.nan, dtype=x.dtype, device=hopper)]
+        torch.cuda.synchronize()
+        for before, after in pairwise(rows):
+            product_bias(before, matrix, bias, after)
+            between()
+        return rows[-1]
+
+    wanted = chain(torch.cuda.synchronize)
+    assert wanted.isfinite().all()
+    assert torch.equal(chain(lambda: None), wanted)
+
+
 @pytest.mark.gpu
 def test_a_graph_has_the_launches(hopper, draw):
     x, matrix, bias = draw(130, 256), draw(768, 256, scale=0.06), draw(768)
@@ -249,6 +339,78 @@ def test_which_attention_is_taken(length, size, dtype, p, fits, monkeypatch):
     assert not attention.whole_rows(*given)
     monkeypatch.setattr(attention, "usable", lambda device: True)
     assert attention.whole_rows(*given) == fits
+
+
+@pytest.mark.parametrize(
+    ("width", "inner", "dtype", "p", "fits"),
+    [
+        (64, 256, torch.bfloat16, 0.1, True),
+        (64, 256, torch.bfloat16, 0.0, True),
+        (64, 128, torch.bfloat16, 0.1, False),
+        (32, 256, torch.bfloat16, 0.1, False),
+        (64, 256, torch.float16, 0.1, False),
+        (64, 256, torch.bfloat16, 0.5, False),  # beyond what one instruction compares
+    ],
+)
+def test_which_narrow_layer_is_taken(width, inner, dtype, p, fits, monkeypatch):
+    contract, parts = torch.empty(width, inner, dtype=dtype), 1000 // 64 + 1
+    assert not narrow.resident(contract, p)
+    assert narrow.narrow_parts(1000, contract, p) == parts
+    monkeypatch.setattr(narrow, "usable", lambda device: True)
+    assert narrow.resident(contract, p) == fits
+    assert narrow.narrow_parts(1000, contract, p) == (4 if fits else parts)
+
+
+class Box(NamedTuple):
+    """In the place of a map."""
+
+    matrix: torch.Tensor
+    tall: int = 64
+
+
+POINTERS = {
+    torch.float32: "float*",
+    torch.bfloat16: "unsigned short*",
+    torch.uint8: "unsigned char*",
+    torch.int32: "int*",
+}
+
+
+def declared(source: str, kernel: str) -> list[str]:
+    """The types of a kernel's arguments."""
+    found = re.search(rf"KERNEL {kernel}\((.*?)\)", cuda.text(source).decode(), re.DOTALL)
+    words = [argument.replace("const ", "").split() for argument in found[1].split(",")]
+    return [" ".join(kind) for *kind, _ in words]
+
+
+def handed(value: Any) -> str:
+    """The type as which an argument comes there."""
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype]
+    return {Box: "MAP", bool: "int", int: "int", float: "float"}[type(value)]
+
+
+@pytest.mark.parametrize("above", [True, False])
+def test_narrow_kernels_are_given_what_they_take(above, monkeypatch):
+    calls = []
+    monkeypatch.setattr(narrow, "usable", lambda device: True)
+    monkeypatch.setattr(narrow, "tiles", Box)
+    monkeypatch.setattr(narrow, "launch", lambda *given, **more: calls.append((given, more)))
+    shapes = [(192, 64), (64, 64), (256, 64), (64, 256), (192,)]
+    layer = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
+    layer += [torch.empty(256 if n == 3 else 64) for n in range(7)]
+    a, b, c, inner, qkv = (
+        torch.empty(130, width, dtype=torch.bfloat16) for width in (64, 64, 64, 256, 192)
+    )
+    to = narrow.Projection(qkv, layer[0], layer[4]) if above else None
+    seeds, slope = draw_seeds(2, a.device), empty_slope(inner)
+    kept = narrow.narrow_forward(a, b, c, inner, slope, a, layer, seeds, 0.1, 1e-12, to)
+    sums = torch.empty(2, 4, 3, 64), torch.empty(4, 256)
+    narrow.narrow_backward(a, to, (*kept, slope), layer, seeds, 0.1, b, inner, c, *sums)
+    assert [more for _, more in calls] == [{"groups": 3}, {}]
+    for (name, grid, _, *given), _ in calls:
+        assert grid == 2
+        assert [handed(value) for value in given] == declared(*name.split("."))
 
 
 @pytest.mark.parametrize(("rows", "room"), [(1, 64), (64, 64), (130, 192)])

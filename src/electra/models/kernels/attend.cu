@@ -14,7 +14,7 @@ constexpr int AT_LOGS = AT_ONES + 256, AT_BACK = AT_LOGS + LENGTH * 4;
 constexpr int AT_DOWN = AT_BACK + LENGTH * 4, AT_PAPERS = AT_DOWN + LENGTH * 4;
 static_assert(AT_PAPERS + LENGTH * 4 == 231808, "attention.py asks for as much");
 
-// --- Products: (64, 16) times (16, 128), and times (16, 64), where columns lie side by side
+// --- Products: (64, 16) times (16, 128)
 
 __device__ __forceinline__ void mma(float (&d)[64], u64 a, u64 b) {
     asm volatile(WGMMA("128") "{" N64 "}, %64, %65, 1, 1, 1, 0, 0;"
@@ -24,44 +24,11 @@ __device__ __forceinline__ void first_mma(float (&d)[64], u64 a, u64 b) {
     asm volatile(WGMMA("128") "{" N64 "}, %64, %65, 0, 1, 1, 0, 0;"
                  : F64("=f", d, 0) : "l"(a), "l"(b));
 }
-// The first factor from registers
-#define FOUR(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-__device__ __forceinline__ void mma(float (&d)[32], const u32* a, u64 b) {
-    asm volatile(WGMMA("64") "{" N32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
-                 : F32("+f", d) : FOUR(a), "l"(b));
-}
-__device__ __forceinline__ void first_mma(float (&d)[32], const u32* a, u64 b) {
-    asm volatile(WGMMA("64") "{" N32 "}, {%32, %33, %34, %35}, %36, 0, 1, 1, 1;"
-                 : F32("=f", d) : FOUR(a), "l"(b));
-}
-// In the first factor, too, what has to be a row is a column
-__device__ __forceinline__ void mma(float (&d)[32], u64 a, u64 b) {
-    asm volatile(WGMMA("64") "{" N32 "}, %32, %33, 1, 1, 1, 1, 1;"
-                 : F32("+f", d) : "l"(a), "l"(b));
-}
-__device__ __forceinline__ void first_mma(float (&d)[32], u64 a, u64 b) {
-    asm volatile(WGMMA("64") "{" N32 "}, %32, %33, 0, 1, 1, 1, 1;"
-                 : F32("=f", d) : "l"(a), "l"(b));
-}
 
-// --- Dropout, as in dropout.py and attention_dropout.py
+// --- The kernel
 
-constexpr u32 FIRST = 0x7FEB352Du, SECOND = 0x846CA68Bu, GOLDEN = 0x9E3779B1u, INFINITE = 0x7C00;
-__device__ __forceinline__ u32 mix(u32 x) {
-    x ^= x >> 16;
-    x *= FIRST;
-    x ^= x >> 15;
-    x *= SECOND;
-    return x ^ (x >> 16);
-}
-__device__ __forceinline__ u32 fold(u32 x, u32 y) {
-    u64 product = (u64)x * y;
-    return (u32)product ^ (u32)(product >> 32);
-}
-__device__ __forceinline__ u32 key_at(u32 index, u32 start) {
-    return fold(index * GOLDEN + start, SECOND) | 1;
-}
-// Two keys and a query: odds become what of them is used, slopes those of the scores.
+// Dropout, as in attention_dropout.py, for two keys and a query: odds become what of them is used,
+// slopes those of the scores.
 __device__ __forceinline__ void drop(
     float& odds0, float& odds1, float& slope0, float& slope1, float back, u32 bits, u32 bound)
 {
@@ -75,21 +42,10 @@ __device__ __forceinline__ void drop(
         : "f"(back), "r"(bits), "r"(bound));
 }
 
-// --- The kernel
-
 __device__ __forceinline__ float power(float x) {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
-}
-__device__ __forceinline__ uint2 shared_pair(u32 where) {
-    uint2 r;
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(where));
-    return r;
-}
-__device__ __forceinline__ float2 shared_floats(u32 where) {
-    uint2 r = shared_pair(where);
-    return make_float2(__uint_as_float(r.x), __uint_as_float(r.y));
 }
 __device__ __forceinline__ uint4 shared_four(u32 where) {
     uint4 r;
@@ -104,10 +60,8 @@ __device__ __forceinline__ float dot(uint4 a, uint4 b) {
 __device__ __forceinline__ void both_sync() { asm volatile("bar.sync 5, 256;" ::: "memory"); }
 
 KERNEL attend_backward(
-    const __grid_constant__ Map grad, const __grid_constant__ Map qkv,
-    const __grid_constant__ Map mixed, const __grid_constant__ Map of_qkv, const int* documents,
-    const float* logs, float* sums, const int* seed, int rows, int heads, float scale,
-    int drops, float rescale)
+    MAP grad, MAP qkv, MAP mixed, MAP of_qkv, const int* documents, const float* logs, float* sums,
+    const int* seed, int rows, int heads, float scale, int drops, float rescale)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     u32 base = at(memory), full = base + AT_BARS, empty = full + 16;
@@ -116,6 +70,8 @@ KERNEL attend_backward(
         for (int i = 0; i < 2; i++) bar_init(full + 8 * i, 1), bar_init(empty + 8 * i, GROUPS);
         bars_ready();
     }
+    call_next();
+    await_before();
     if (thread < 64) set_shared(base + AT_ONES + 4 * thread, ONES);
     written();
     __syncthreads();
@@ -142,7 +98,7 @@ KERNEL attend_backward(
     int query = thread / 2, half = thread % 2;  // two threads find what is the same for all keys
     // Keys n and n + 8 of a thread are one pair, and it has no other.
     u32 across = key_at((4 * group + warp) * 8 + lane / 4, mix(seed[1])), start = mix(seed[0]);
-    u32 bound = (INFINITE + 1 - drops) * 0x10001u;
+    u32 bound = drop_bound(drops);
     auto ask = [&](int b) {
         return half ? documents[b / heads * LENGTH + query]
                     : __float_as_int(logs[b * LENGTH + query]);
@@ -214,17 +170,18 @@ KERNEL attend_backward(
 
         float of_v[32], of_k[32], of_q[32];
         mma_fence();
-        first_mma(of_v, used, tile(g, 16));
+        first_mma<1>(of_v, used, tile(g, 16));
 #pragma unroll
-        for (int i = 1; i < 8; i++) mma(of_v, used + 4 * i, tile(g + i * 2048, 16));
-        first_mma(of_k, slopes, tile(q, 16));
+        for (int i = 1; i < 8; i++) mma<1>(of_v, used + 4 * i, tile(g + i * 2048, 16));
+        first_mma<1>(of_k, slopes, tile(q, 16));
 #pragma unroll
-        for (int i = 1; i < 8; i++) mma(of_k, slopes + 4 * i, tile(q + i * 2048, 16));
+        for (int i = 1; i < 8; i++) mma<1>(of_k, slopes + 4 * i, tile(q + i * 2048, 16));
         both_sync();  // a group's queries have slopes for the keys of both
         u32 mine = base + AT_SLOPES + group * TILE;
-        first_mma(of_q, tile(mine, 16), tile(k, 16));
+        first_mma<1, 1>(of_q, tile(mine, 16), tile(k, 16));
 #pragma unroll
-        for (int i = 1; i < 8; i++) mma(of_q, tile(mine + i * 2048, 16), tile(k + i * 2048, 16));
+        for (int i = 1; i < 8; i++)
+            mma<1, 1>(of_q, tile(mine + i * 2048, 16), tile(k + i * 2048, 16));
         mma_commit();
         mma_wait<0>();
         if (leader) arrive(empty + n % 2 * 8);

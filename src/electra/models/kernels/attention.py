@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from electra.models.kernels.attention_dropout import dropped, pair_bits, slopes
 from electra.models.kernels.cuda import GROUPS, launch, tiles, usable
 from electra.models.kernels.dropout import INFINITY, bit_keys, drop_count, keys_at, rescale
-from electra.models.kernels.launch import programs
+from electra.models.kernels.launch import call_next, early, programs
 from electra.models.kernels.sums import over_rows
 
 SHORT = 128
@@ -58,7 +58,7 @@ def attend(
     attend_kernel[(rows * heads * triton.cdiv(length, shape["TALL"]),)](
         qkv, documents, out, logs, seed, *_numbers(length, heads, size, p),
         FULL=triton.next_power_of_2(length), SIZE=size, LONG=length > SHORT,
-        EVEN=_even(length, shape), **shape,
+        EVEN=_even(length, shape), EARLY=early(qkv.device), **shape,
     )  # fmt: skip
     return logs
 
@@ -215,8 +215,9 @@ def noted(notes, inside, EVEN: tl.constexpr):
 def attend_kernel(
     qkv, documents, out, logs, seed, length, heads, scale, drop: tl.constexpr,
     rescale: tl.constexpr, FULL: tl.constexpr, SIZE: tl.constexpr, LONG: tl.constexpr,
-    EVEN: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
+    EVEN: tl.constexpr, EARLY: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
+    call_next(EARLY)
     row, head, both, begin = whose(length, heads, TALL)
     stride = 3 * heads * SIZE
     here = qkv + row.to(tl.int64) * length * stride + head * SIZE

@@ -104,6 +104,7 @@ class Body(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, documents: Tensor, shape: Shape, *params: Tensor) -> Tensor:
         layers = _cut(params, len(NAMES))
         cast = cast_all([p for layer in layers for p in layer[:CAST]], x.dtype)
+        # A launch between the copies and the kernels in CUDA, which read matrices early
         seeds = draw_seeds(3 * len(layers), x.device).view(len(layers), 3, -1)
         room = 1 if shape.recompute else len(layers)
         forth = Forth._make(empties(x, room, forth_widths(layers[0])))
@@ -296,7 +297,7 @@ class Sums:
         contract = layers[0][3]
         of_norms, of_gelu = norm_parts(tokens, hidden, device), bend_parts(tokens, inner, device)
         if narrow(contract):
-            of_norms = of_gelu = narrow_parts(tokens)
+            of_norms = of_gelu = narrow_parts(tokens, contract, shape.dropout)
         elif ffn_fits(contract):
             of_gelu = ffn_parts(tokens, contract)
         self.norms = empty(2, of_norms, 3, hidden)

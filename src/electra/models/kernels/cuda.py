@@ -15,17 +15,18 @@ import torch
 from torch import Tensor
 from triton.runtime.cache import get_cache_manager
 
-SOURCES = ("products", "attend")
-"""Files *.cu here; hopper.cuh comes before each."""
+SOURCES = ("products", "attend", "narrow")
+HEADERS = ("hopper", "gelu", "dropout")
+"""Files *.cu here, and *.cuh, which come before each."""
 OPTIONS = ("--gpu-architecture=sm_90a", "-std=c++17", "--device-as-default-execution-space")
 HOPPER = (9, 0)
 """The only devices with the instructions that sm_90a means."""
 GROUPS = 2
-"""Of four warps, that compute; sums over rows come from each of them. One more brings tiles."""
-THREADS = (GROUPS + 1) * 128
+"""Of four warps, that compute, but where a kernel has others; sums over rows come from each of
+them. One more brings tiles."""
 BOX = 64
-"""Rows and columns of a tile."""
-BFLOAT16, SWIZZLE_128, PROMOTE_128, SHARED_BYTES = 9, 3, 2, 8
+"""Columns of a tile, and rows, but where a kernel wants fewer."""
+BFLOAT16, SWIZZLE_128, PROMOTE_128, SHARED_BYTES, EARLY = 9, 3, 2, 8, 6
 """Numbers that the driver's header gives names."""
 
 
@@ -33,6 +34,27 @@ class Map(ctypes.Structure):
     """A matrix as a kernel reads or writes it."""
 
     _fields_ = (("words", ctypes.c_uint64 * 16),)
+
+
+class Attribute(ctypes.Structure):
+    """Of a launch; the driver has room for larger values."""
+
+    _fields_ = (("number", ctypes.c_int64), ("value", ctypes.c_int64 * 8))
+
+    def __init__(self, number: int, value: int) -> None:
+        super().__init__(number, (value,))
+
+
+class Config(ctypes.Structure):
+    """Of a launch: the grid and a program's threads, bytes of shared memory, stream, attributes."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint * 6),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("count", ctypes.c_uint),
+    )
 
 
 @functools.cache
@@ -50,21 +72,30 @@ def usable(device: torch.device) -> bool:
     return True
 
 
-def launch(name: str, grid: int, shared: int, *args: Map | Tensor | int | float) -> None:
+def launch(
+    name: str, grid: int, shared: int, *args: Map | Tensor | int | float, groups: int = GROUPS
+) -> None:
     """`source.kernel` on the current stream, with so many bytes of shared memory; nothing is waited
-    for."""
+    for.
+
+    It may begin before the end of the launch before it, and bring its matrices onto the chip: what
+    wrote these has to be older than the last launch that is not of this kind.
+    """
     device = torch.cuda.current_device()
     _check(_driver().cuCtxSetCurrent(_context(device)))  # the way back has a thread of its own
     held = [_argument(arg) for arg in args]
     pointers = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     function = _function(name, shared, device)
-    size = (grid, 1, 1, THREADS, 1, 1)
-    _check(_driver().cuLaunchKernel(function, *size, shared, stream, pointers, None))
+    early = Attribute(EARLY, 1)
+    size = (grid, 1, 1, (groups + 1) * 128, 1, 1)
+    config = Config(size, shared, stream, ctypes.pointer(early), 1)
+    _check(_driver().cuLaunchKernelEx(ctypes.byref(config), function, pointers, None))
 
 
-def tiles(x: Tensor) -> Map:
-    """A contiguous bf16 matrix in boxes: beyond its end zeros are read, and nothing is written."""
+def tiles(x: Tensor, tall: int = BOX) -> Map:
+    """A contiguous bf16 matrix in boxes of so many rows: beyond its end zeros are read, and nothing
+    is written."""
     assert x.dtype == torch.bfloat16
     assert x.is_contiguous()
     rows, width = x.shape
@@ -74,7 +105,7 @@ def tiles(x: Tensor) -> Map:
         _driver().cuTensorMapEncodeTiled(
             ctypes.byref(room, start), BFLOAT16, 2, ctypes.c_void_p(x.data_ptr()),
             (ctypes.c_uint64 * 2)(width, rows), (ctypes.c_uint64 * 1)(width * 2),
-            (ctypes.c_uint32 * 2)(BOX, BOX), (ctypes.c_uint32 * 2)(1, 1),
+            (ctypes.c_uint32 * 2)(BOX, tall), (ctypes.c_uint32 * 2)(1, 1),
             0, SWIZZLE_128, PROMOTE_128, 0,
         )
     )  # fmt: skip
@@ -96,8 +127,8 @@ def code(source: str) -> bytes:
 
 def text(source: str) -> bytes:
     """What is compiled."""
-    here = Path(__file__).parent
-    return b"".join((here / name).read_bytes() for name in ("hopper.cuh", f"{source}.cu"))
+    here, names = Path(__file__).parent, [f"{header}.cuh" for header in HEADERS]
+    return b"".join((here / name).read_bytes() for name in (*names, f"{source}.cu"))
 
 
 def compiled(source: str, *more: str) -> tuple[bytes, str]:

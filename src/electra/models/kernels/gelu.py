@@ -76,7 +76,7 @@ def gelu_stored(z, dtype: tl.constexpr, slope_dtype: tl.constexpr):
     """What `gelu_at` gives, as both are stored.
 
     In bf16 on NVIDIA's GPUs in half precision, two numbers an instruction and one for tanh: rounded
-    to bf16 it is off by hardly more than the rounding. As `gelu` in products.cu.
+    to bf16 it is off by hardly more than the rounding. As `gelu` in gelu.cuh.
     """
     if ASM and dtype == tl.bfloat16 and slope_dtype == tl.uint8:
         return tl.inline_asm_elementwise(

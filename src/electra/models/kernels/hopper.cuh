@@ -1,11 +1,11 @@
 // What kernels for Hopper GPUs are made of: barriers, copies of tiles, and products of them.
 //
-// Each source here is compiled with this before it. A program has two groups of four warps that
-// compute, and a thread of a third that brings the tiles.
+// Each source here is compiled with this before it. A program has groups of four warps that
+// compute, mostly two, and a thread of one more that brings the tiles.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
-// A matrix in tiles of 64 rows and 64 columns, as the host describes it.
+// A matrix in tiles of 64 columns and 64 rows, or fewer, as the host describes it.
 struct __align__(64) Map { u64 words[16]; };
 
 // --- Barriers in shared memory: `parity` is that of the round that is waited for.
@@ -60,6 +60,18 @@ __device__ __forceinline__ void written() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// --- Launches: one begins while the one before still runs, as soon as there is room on the chip
+
+// Until all that was written before this launch is there. Before, a kernel reads nothing but
+// matrices, which are older (see cuda.py), and writes nothing.
+__device__ __forceinline__ void await_before() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+// The next launch may begin.
+__device__ __forceinline__ void call_next() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // --- Groups of four warps
 
 __device__ __forceinline__ void group_sync(int group) {
@@ -112,6 +124,29 @@ template <int LEFT> __device__ __forceinline__ void mma_wait() {
 #define F64(how, d, i) F16(how, d, i), F16(how, d, i + 16), F16(how, d, i + 32), F16(how, d, i + 48)
 #define F128(how, d) F64(how, d, 0), F64(how, d, 64)
 
+// (64, 16) times (16, 64). LEFT, RIGHT: what has to be a row of this factor is a column
+template <int LEFT, int RIGHT> __device__ __forceinline__ void mma(float (&d)[32], u64 a, u64 b) {
+    asm volatile(WGMMA("64") "{" N32 "}, %32, %33, 1, 1, 1, %34, %35;"
+                 : F32("+f", d) : "l"(a), "l"(b), "n"(LEFT), "n"(RIGHT));
+}
+// The same without what was there before, whose registers are free until now
+template <int LEFT, int RIGHT>
+__device__ __forceinline__ void first_mma(float (&d)[32], u64 a, u64 b) {
+    asm volatile(WGMMA("64") "{" N32 "}, %32, %33, 0, 1, 1, %34, %35;"
+                 : F32("=f", d) : "l"(a), "l"(b), "n"(LEFT), "n"(RIGHT));
+}
+// The first factor from registers
+#define FOUR(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+template <int RIGHT> __device__ __forceinline__ void mma(float (&d)[32], const u32* a, u64 b) {
+    asm volatile(WGMMA("64") "{" N32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
+                 : F32("+f", d) : FOUR(a), "l"(b), "n"(RIGHT));
+}
+template <int RIGHT>
+__device__ __forceinline__ void first_mma(float (&d)[32], const u32* a, u64 b) {
+    asm volatile(WGMMA("64") "{" N32 "}, {%32, %33, %34, %35}, %36, 0, 1, 1, %37;"
+                 : F32("=f", d) : FOUR(a), "l"(b), "n"(RIGHT));
+}
+
 // Sums over 16 rows of a tile, in all eight columns, by a product of its columns with ones
 __device__ __forceinline__ void sum_mma(float (&d)[4], u64 a, u64 ones) {
     asm volatile(
@@ -139,22 +174,45 @@ __device__ __forceinline__ u32 shared_word(u32 where) {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r) : "r"(where));
     return r;
 }
+__device__ __forceinline__ uint2 shared_pair(u32 where) {
+    uint2 r;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(where));
+    return r;
+}
+__device__ __forceinline__ float2 shared_floats(u32 where) {
+    uint2 r = shared_pair(where);
+    return make_float2(__uint_as_float(r.x), __uint_as_float(r.y));
+}
 __device__ __forceinline__ void set_shared(u32 where, u32 value) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(where), "r"(value) : "memory");
 }
-// 16 columns of a group's tile of 64 into shared memory, swizzled: the k-th, 8 numbers of a thread
-__device__ __forceinline__ void put_columns(u32 where, int k, const u32* pairs) {
+// Where in a swizzled tile a thread has its part of 16 columns, the k-th
+__device__ __forceinline__ u32 columns_at(u32 where, int k) {
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+    return where + row * 128 + (((2 * k + lane / 16) ^ (row & 7)) << 4);
+}
+// They come there from a group, each thread of which has 8 numbers.
+__device__ __forceinline__ void put_columns(u32 where, int k, const u32* pairs) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 ::"r"(where + row * 128 + (((2 * k + lane / 16) ^ (row & 7)) << 4)),
-                 "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]) : "memory");
+                 ::"r"(columns_at(where, k)), FOUR(pairs) : "memory");
 }
 __device__ __forceinline__ void put(u32 where, const u32 (&pairs)[16]) {
 #pragma unroll
     for (int k = 0; k < 4; k++) put_columns(where, k, pairs + 4 * k);
 }
+// A thread's numbers of a box with their bias, in pairs; at `bias` is that of its first two columns
+__device__ __forceinline__ void add_box(const float* z, u32 bias, u32* pairs) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        const float* four = z + 4 * j;
+        float2 b = shared_floats(bias + 8 * j * 4);
+        pairs[2 * j] = pack(four[0] + b.x, four[1] + b.y);
+        pairs[2 * j + 1] = pack(four[2] + b.x, four[3] + b.y);
+    }
+}
 
-// --- Programs: two groups that compute, and one that brings tiles
+// --- Programs: groups that compute, and one that brings tiles
 
-constexpr int GROUPS = 2, THREADS = (GROUPS + 1) * 128, BOX = 64 * 64 * 2;
-#define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, 1)
+constexpr int GROUPS = 2, BOX = 64 * 64 * 2;
+#define KERNEL extern "C" __global__ void __launch_bounds__((GROUPS + 1) * 128, 1)
+#define MAP const __grid_constant__ Map

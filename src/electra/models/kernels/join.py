@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from electra.models.kernels.dropout import bit_keys, column_keys, drop_count, drop_rows, rescale
+from electra.models.kernels.launch import call_next, early
 from electra.models.kernels.norm import normalise
 
 TALL, DEEP = 128, 128
@@ -46,7 +47,7 @@ def product_norm(
     tensors = (*factors, bias, residual, norm[0], norm[1], out, normal, scale, seed)
     product_norm_kernel[(triton.cdiv(rows, TALL),)](
         *tensors, rows, width, depth, norm[2], drop_count(p), rescale(p), TALL, deep,
-        **(WIDE if width == 256 else NARROW),
+        early(x.device), **(WIDE if width == 256 else NARROW),
     )  # fmt: skip
     return normal, scale
 
@@ -60,8 +61,9 @@ def in_tiles(x: Tensor, tall: int, wide: int) -> TensorDescriptor:
 def product_norm_kernel(
     x, matrix, bias, residual, weight, shift, out, normal, scale, seed, rows,
     width: tl.constexpr, depth: tl.constexpr, eps, drop: tl.constexpr, rescale: tl.constexpr,
-    TALL: tl.constexpr, DEEP: tl.constexpr,
+    TALL: tl.constexpr, DEEP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    call_next(EARLY)
     first = tl.program_id(0) * TALL
     z = tl.zeros((TALL, width), tl.float32)
     for start in range(0, depth, DEEP):  # beyond rows and depth come zeros

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from electra.models.kernels.dropout import bit_keys, column_keys, drop_count, drop_rows, rescale
-from electra.models.kernels.launch import programs
+from electra.models.kernels.launch import call_next, early, programs
 from electra.models.kernels.sums import own_rows
 
 FORTH, BACK = 2048, 1024
@@ -43,7 +43,7 @@ def add_norm_backward(
     residual = torch.empty_like(grad)
     tensors = (grad, normal, scale, weight, residual, through, sums, seed)
     add_norm_backward_kernel[(sums.shape[0],)](
-        *tensors, rows, width, drop_count(p), rescale(p), lines, tall, block,
+        *tensors, rows, width, drop_count(p), rescale(p), lines, tall, block, early(grad.device),
         num_warps=max(1, block // BACK),
     )  # fmt: skip
     return residual
@@ -110,10 +110,11 @@ def add_norm_kernel(
 def add_norm_backward_kernel(
     grad, normal, scale, weight, residual, through, sums, seed, rows, width: tl.constexpr,
     drop: tl.constexpr, rescale: tl.constexpr, LINES: tl.constexpr, TALL: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Rows that come next are asked for before those at hand are computed. Sums are kept for LINES
     rows, those of a tile that different threads have."""
+    call_next(EARLY)
     col = tl.arange(0, BLOCK)
     # The width is known to the compiler: comparisons that hold for all columns vanish, and so do
     # the columns for which they never hold.

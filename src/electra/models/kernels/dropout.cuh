@@ -1,0 +1,19 @@
+// Random bits for dropout, as in dropout.py.
+
+constexpr u32 FIRST = 0x7FEB352Du, SECOND = 0x846CA68Bu, GOLDEN = 0x9E3779B1u, INFINITE = 0x7C00;
+__device__ __forceinline__ u32 mix(u32 x) {
+    x ^= x >> 16;
+    x *= FIRST;
+    x ^= x >> 15;
+    x *= SECOND;
+    return x ^ (x >> 16);
+}
+__device__ __forceinline__ u32 fold(u32 x, u32 y) {
+    u64 product = (u64)x * y;
+    return (u32)product ^ (u32)(product >> 32);
+}
+__device__ __forceinline__ u32 key_at(u32 index, u32 start) {
+    return fold(index * GOLDEN + start, SECOND) | 1;
+}
+// Halves of a word that are at least this drop their element; so many patterns of 65,536 are.
+__device__ __forceinline__ u32 drop_bound(int drops) { return (INFINITE + 1 - drops) * 0x10001u; }
