@@ -13,20 +13,28 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.models.kernels import attention, cuda, ffn, narrow
+from electra.models.kernels import attention, cuda, ffn, narrow, norm
 from electra.models.kernels.dropout import draw_seeds
-from electra.models.kernels.ffn import contract_backward, expand_gelu, ffn_parts, product_bias
+from electra.models.kernels.ffn import (
+    contract_backward,
+    expand_gelu,
+    ffn_parts,
+    product_back,
+    product_bias,
+)
 from electra.models.kernels.gelu import empty_slope
 
 KERNELS = {
-    "products": ["multiply_bend", "multiply_gelu", "multiply_plain"],
+    "products": ["multiply_back", "multiply_bend", "multiply_gelu", "multiply_plain"],
     "attend": ["attend_backward"],
     "narrow": ["narrow_backward", "narrow_forward"],
+    "norm": ["norm_backward"],
 }
 SHARED = {
     "products": [ffn.SHARED],
     "attend": [attention.SHARED],
     "narrow": [narrow.FORTH_SHARED, narrow.BACK_SHARED],
+    "norm": [norm.SHARED],
 }
 ROWS = [1, 130, 1000, 4096]
 
@@ -40,8 +48,8 @@ def test_the_host_asks_for_the_shared_memory_that_kernels_have(source):
 def test_the_host_starts_as_many_groups_as_compute():
     """Mostly as many as hopper.cuh says; a kernel of its own number says so before it."""
     found = [re.findall(r"GROUPS = (\d)", cuda.text(source).decode()) for source in cuda.SOURCES]
-    assert found == [["2"], ["2"], ["2", "3"]]
-    assert [cuda.GROUPS, narrow.FORTH_GROUPS] == [2, 3]
+    assert found == [["2"], ["2"], ["2", "3"], ["2", "3"]]
+    assert [cuda.GROUPS, narrow.FORTH_GROUPS, norm.WARPS // 4 - 1] == [2, 3, 3]
 
 
 @pytest.mark.parametrize("source", cuda.SOURCES)
@@ -150,6 +158,34 @@ def test_projection(rows, hopper, draw):
     product_bias(x, matrix, bias, out)
     assert off(out, x.float() @ matrix.float().t() + bias.float()) < 3e-3
     assert (behind == 7).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", ROWS)
+def test_product_back(rows, hopper, draw):
+    matrix, x = draw(256, 512, scale=0.06), draw(rows, 256)
+    assert off(product_back(x, matrix), x.float() @ matrix.float()) < 3e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.48])
+@pytest.mark.parametrize("rows", [1, 130, 5000])
+def test_norm_back(rows, p, hopper, draw, monkeypatch):
+    """The same as Triton's, which drop the same elements; of 5,000 rows a warp has several."""
+    grad, normal = draw(rows, 256), draw(rows, 256)
+    scale, gain = draw(rows).float().abs() + 0.5, draw(256).float() * 1.01
+    (seed,) = draw_seeds(1, hopper)
+    found = []
+    for able in (True, False):
+        monkeypatch.setattr(norm, "usable", lambda device, able=able: able)
+        through, behind = with_end(rows, 256, hopper)
+        parts = norm.back_parts(rows, 256, grad.dtype, hopper, p)
+        sums = torch.full((parts, 3, 256), torch.nan, device=hopper)
+        residual = norm.add_norm_backward(grad, normal, scale, gain, sums, seed, p, through)
+        assert (behind == 7).all()
+        found.append((residual, through, *sums.sum(0)))
+    for ours, tritons in zip(*found, strict=True):
+        assert off(ours, tritons.float()) < 1e-3
 
 
 @pytest.mark.gpu
@@ -289,7 +325,7 @@ def launched(monkeypatch):
 
 
 def run(depth: int, width: int, dtype: torch.dtype) -> None:
-    """All three of them."""
+    """All of them."""
     x, out = (torch.empty(130, n, dtype=dtype) for n in (depth, width))
     matrix = torch.empty(width, depth, dtype=dtype)
     bias, slope = torch.empty(width), empty_slope(out)
@@ -297,10 +333,13 @@ def run(depth: int, width: int, dtype: torch.dtype) -> None:
     product_bias(x, matrix, bias, out)
     contract = matrix.t().contiguous()
     contract_backward(x, contract, slope, torch.empty(ffn_parts(130, contract), width), out)
+    product_back(x, contract)
 
 
-CUDA = ["products.multiply_gelu", "products.multiply_plain", "products.multiply_bend"]
+KINDS = ("gelu", "plain", "bend", "back")
+CUDA = [f"products.multiply_{kind}" for kind in KINDS]
 TRITON = ["multiply_kernel", "multiply_kernel", "contract_backward_kernel"]
+"""Besides a product of torch's."""
 
 
 @pytest.mark.parametrize(
@@ -339,6 +378,22 @@ def test_which_attention_is_taken(length, size, dtype, p, fits, monkeypatch):
     assert not attention.whole_rows(*given)
     monkeypatch.setattr(attention, "usable", lambda device: True)
     assert attention.whole_rows(*given) == fits
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "p", "fits"),
+    [
+        (256, torch.bfloat16, 0.1, True),
+        (128, torch.bfloat16, 0.1, False),
+        (256, torch.float16, 0.1, False),
+        (256, torch.bfloat16, 0.5, False),  # beyond what one instruction compares
+    ],
+)
+def test_which_norm_is_taken(width, dtype, p, fits, monkeypatch):
+    given = (width, dtype, torch.device("cpu"), p)
+    assert not norm.by_warps(*given)
+    monkeypatch.setattr(norm, "usable", lambda device: True)
+    assert norm.by_warps(*given) == fits
 
 
 @pytest.mark.parametrize(

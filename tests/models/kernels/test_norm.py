@@ -7,7 +7,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.models.kernels.dropout import keep_mask
-from electra.models.kernels.norm import BACK, add_norm, add_norm_backward, norm_parts, tile
+from electra.models.kernels.norm import BACK, add_norm, add_norm_backward, back_parts, tile
 
 EPS = 1e-12
 
@@ -28,7 +28,8 @@ def test_add_norm(rows, width, p, device, seed, normal, near):
 
     grad = normal(rows, width).detach()
     expected = torch.autograd.grad(wanted, (residual, x, weight, shift, bias), grad)
-    sums = torch.full((norm_parts(rows, width, device), 3, width), torch.nan, device=device)
+    parts = back_parts(rows, width, grad.dtype, device, p)
+    sums = torch.full((parts, 3, width), torch.nan, device=device)
     of_residual = add_norm_backward(grad, *kept, weight, sums, seed, p, through)
     names = ("residual", "x", "weight", "shift", "bias")
     for name, a, b in zip(names, (of_residual, through, *sums.sum(0)), expected, strict=True):

@@ -20,6 +20,7 @@ from electra.models.kernels.ffn import (
     expand_gelu,
     ffn_fits,
     ffn_parts,
+    product_back,
     product_bias,
 )
 from electra.models.kernels.gelu import bend_, bend_parts, bias_gelu, empty_slope
@@ -31,7 +32,7 @@ from electra.models.kernels.narrow import (
     narrow_forward,
     narrow_parts,
 )
-from electra.models.kernels.norm import add_norm, add_norm_backward, norm_parts
+from electra.models.kernels.norm import add_norm, add_norm_backward, back_parts
 from electra.models.kernels.sums import add_parts
 
 NAMES = (
@@ -253,7 +254,7 @@ def backward(
             grad.addmm_(of_inner, w_expand), kept.normal1, kept.scale1, p[6], norm_sums[0],
             seeds[1], shape.dropout, of_attended,
         )  # fmt: skip
-        of_mixed = of_attended @ w_attended
+        of_mixed = product_back(of_attended, w_attended)
     attend_backward(
         of_mixed, kept.qkv, documents, own.mixed, kept.logs, shape.heads, seeds[0],
         shape.attention_dropout, of_qkv, sums.qkv[number],
@@ -295,7 +296,8 @@ class Sums:
             return torch.empty(len(layers), *sizes, device=device)
 
         contract = layers[0][3]
-        of_norms, of_gelu = norm_parts(tokens, hidden, device), bend_parts(tokens, inner, device)
+        of_norms = back_parts(tokens, hidden, contract.dtype, device, shape.dropout)
+        of_gelu = bend_parts(tokens, inner, device)
         if narrow(contract):
             of_norms = of_gelu = narrow_parts(tokens, contract, shape.dropout)
         elif ffn_fits(contract):

@@ -17,3 +17,10 @@ __device__ __forceinline__ u32 key_at(u32 index, u32 start) {
 }
 // Halves of a word that are at least this drop their element; so many patterns of 65,536 are.
 __device__ __forceinline__ u32 drop_bound(int drops) { return (INFINITE + 1 - drops) * 0x10001u; }
+// Two elements, the lower half's and the upper half's
+__device__ __forceinline__ void drop(float& low, float& high, u32 bits, u32 bound, float rescale) {
+    asm("{ .reg .pred p, q; setp.ge.f16x2 p|q, %2, %3;\n"
+        "mul.f32 %0, %0, %4; mul.f32 %1, %1, %4;\n"
+        "@p mov.f32 %0, 0f00000000; @q mov.f32 %1, 0f00000000; }"
+        : "+f"(low), "+f"(high) : "r"(bits), "r"(bound), "f"(rescale));
+}

@@ -62,6 +62,15 @@ def product_bias(x: Tensor, matrix: Tensor, bias: Tensor, out: Tensor) -> None:
         _multiply(x, matrix, bias, out, out, gelu=False)
 
 
+def product_back(x: Tensor, matrix: Tensor) -> Tensor:
+    """x @ matrix."""
+    if not resident(matrix.t()):
+        return x @ matrix
+    out = x.new_empty(len(x), matrix.shape[1])
+    _launch("products.multiply_back", x, matrix, out)
+    return out
+
+
 def resident(matrix: Tensor) -> bool:
     """Whether products with this matrix (width, depth), or its transpose, are those in CUDA."""
     width, depth = matrix.shape

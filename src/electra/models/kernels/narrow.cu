@@ -42,12 +42,6 @@ __device__ __forceinline__ void put_keys(u32 where, int step, const int* seeds) 
     if (norm > 1) return;
     set_shared(where + norm * step + 4 * pair, key_at(pair, mix(seeds[4 * norm + 1])));
 }
-__device__ __forceinline__ void drop(float& low, float& high, u32 bits, u32 bound, float rescale) {
-    asm("{ .reg .pred p, q; setp.ge.f16x2 p|q, %2, %3;\n"
-        "mul.f32 %0, %0, %4; mul.f32 %1, %1, %4;\n"
-        "@p mov.f32 %0, 0f00000000; @q mov.f32 %1, 0f00000000; }"
-        : "+f"(low), "+f"(high) : "r"(bits), "r"(bound), "f"(rescale));
-}
 
 // --- The way forth: three groups, and each warp stores its own sixteen rows
 

@@ -15,7 +15,7 @@ template <int ACROSS> __device__ __forceinline__ void first_mma(float (&d)[128],
                  : F128("=f", d) : "l"(a), "l"(b), "n"(ACROSS));
 }
 
-enum Kind { PLAIN, GELU, BEND };
+enum Kind { PLAIN, GELU, BACK, BEND };
 constexpr int DEPTH = 256, WIDE = 256, TALL = 64;
 constexpr int ROWS = DEPTH / 64 * BOX, MATRIX = DEPTH * WIDE * 2;
 // Shared memory: the matrix, a tile of rows for each group, two boxes for each that go out,
@@ -24,13 +24,14 @@ constexpr int AT_ROWS = MATRIX, AT_STAGE = AT_ROWS + GROUPS * ROWS;
 constexpr int AT_BARS = AT_STAGE + GROUPS * 2 * BOX, AT_BIAS = AT_BARS + 128;
 static_assert(AT_BIAS + WIDE * 4 == 230528, "ffn.py asks for as much");
 
-// PLAIN: x @ matrix.t() + bias. GELU: gelu of this, and its slopes. BEND: x @ matrix times slopes,
-// and sums over rows of it.
+// PLAIN: x @ matrix.t() + bias. GELU: gelu of this, and its slopes. BACK: x @ matrix. BEND: this
+// times slopes, and sums over rows of it.
 template <Kind KIND>
 __device__ __forceinline__ void multiply(
     const Map& x, const Map& matrix, const Map& out, const void* bias, unsigned char* slopes,
     float* sums, int rows, int width)
 {
+    constexpr bool ACROSS = KIND == BACK || KIND == BEND;
     extern __shared__ __align__(1024) unsigned char memory[];
     u32 base = at(memory), beside = base + AT_BIAS;
     u32 full = base + AT_BARS, empty = full + 8 * GROUPS, ready = empty + 8 * GROUPS;
@@ -52,9 +53,9 @@ __device__ __forceinline__ void multiply(
         for (int k = 0; k < 4; k++) {
             expect(ready + 8 * k, MATRIX / 4);
             for (int i = 0; i < 4; i++) {
-                int box = KIND == BEND ? 4 * i + k : 4 * k + i;
+                int box = ACROSS ? 4 * i + k : 4 * k + i;
                 int column = box / 4 * 64, row = box % 4 * 64;
-                (KIND == BEND ? column : row) += start;
+                (ACROSS ? column : row) += start;
                 load(base + box * BOX, &matrix, column, row, ready + 8 * k);
             }
         }
@@ -63,8 +64,8 @@ __device__ __forceinline__ void multiply(
     await_before();
     if (brings) bring(0, part);
     for (int i = thread; i < WIDE; i += blockDim.x)
-        if constexpr (KIND == BEND) {
-            set_shared(beside + 4 * i, ONES);
+        if constexpr (ACROSS) {
+            set_shared(beside + 4 * i, KIND == BEND ? ONES : 0);  // or a bias that adds nothing
         } else if constexpr (KIND == GELU) {
             const float* pair = (const float*)bias + start + 2 * i;
             if (i < WIDE / 2) set_shared(beside + 4 * i, halves(pair[0], pair[1]));
@@ -109,11 +110,11 @@ __device__ __forceinline__ void multiply(
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++) {
             u64 left = tile(mine + k / 4 * BOX + k % 4 * 32, 16);
-            u64 right = KIND == BEND ? tile(base + k * 2048, ROWS)
+            u64 right = ACROSS ? tile(base + k * 2048, ROWS)
                                      : tile(base + k / 4 * ROWS + k % 4 * 32, 16);
             if (k % 4 == 0) wait(ready + 2 * k, 0);
-            if (k == 0) first_mma<KIND == BEND>(z, left, right);
-            else mma<KIND == BEND>(z, left, right);
+            if (k == 0) first_mma<ACROSS>(z, left, right);
+            else mma<ACROSS>(z, left, right);
         }
         mma_commit();
         pass_turn(group);
@@ -168,6 +169,9 @@ KERNEL multiply_plain(MATRICES, const unsigned short* bias, int rows, int width)
 }
 KERNEL multiply_gelu(MATRICES, const float* bias, unsigned char* slopes, int rows, int width) {
     multiply<GELU>(x, matrix, out, bias, slopes, nullptr, rows, width);
+}
+KERNEL multiply_back(MATRICES, int rows, int width) {
+    multiply<BACK>(x, matrix, out, nullptr, nullptr, nullptr, rows, width);
 }
 KERNEL multiply_bend(MATRICES, unsigned char* slopes, float* sums, int rows, int width) {
     multiply<BEND>(x, matrix, out, nullptr, slopes, sums, rows, width);
