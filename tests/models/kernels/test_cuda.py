@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.models.kernels import attention, cuda, ffn, narrow, norm
+from electra.models.kernels import attention, cuda, ffn, narrow, norm, rows
+from electra.models.kernels.body import Body, Shape
 from electra.models.kernels.dropout import draw_seeds
 from electra.models.kernels.ffn import (
     contract_backward,
@@ -29,12 +30,14 @@ KERNELS = {
     "attend": ["attend_backward"],
     "narrow": ["narrow_backward", "narrow_forward"],
     "norm": ["norm_backward"],
+    "rows": ["rows_forward"],
 }
 SHARED = {
     "products": [ffn.SHARED],
     "attend": [attention.SHARED],
     "narrow": [narrow.FORTH_SHARED, narrow.BACK_SHARED],
     "norm": [norm.SHARED],
+    "rows": [rows.SHARED],
 }
 ROWS = [1, 130, 1000, 4096]
 
@@ -48,7 +51,7 @@ def test_the_host_asks_for_the_shared_memory_that_kernels_have(source):
 def test_the_host_starts_as_many_groups_as_compute():
     """Mostly as many as hopper.cuh says; a kernel of its own number says so before it."""
     found = [re.findall(r"GROUPS = (\d)", cuda.text(source).decode()) for source in cuda.SOURCES]
-    assert found == [["2"], ["2"], ["2", "3"], ["2", "3"]]
+    assert found == [["2"], ["2"], ["2", "3"], ["2", "3"], ["2"]]
     assert [cuda.GROUPS, narrow.FORTH_GROUPS, norm.WARPS // 4 - 1] == [2, 3, 3]
 
 
@@ -272,6 +275,28 @@ def test_narrow_layers(rows, above, p, hopper, draw, monkeypatch):
         assert all((rest == 7).all() for rest in behind)
     for ours, tritons in zip(*back, strict=True):
         assert off(ours, tritons.float()) < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.48])
+@pytest.mark.parametrize(("count", "layers"), [(1, 1), (7, 12), (300, 3)])
+def test_all_layers_of_a_row(count, layers, p, hopper, draw, monkeypatch):
+    """The same as layer by layer, and the same way back from what it left. Of 300 rows a program
+    has several."""
+    documents = torch.zeros(count, 128, dtype=torch.int32, device=hopper)
+    for row, start in enumerate((50, 77, 100)):
+        documents[row:, start:] += 1
+    documents[5:] = 0
+    params = [t.float().requires_grad_() for _ in range(layers) for t in narrow_layer(draw)]
+    x, grad = draw(count * 128, 64).requires_grad_(), draw(count * 128, 64)
+    found = []
+    for able in (True, False):
+        monkeypatch.setattr(rows, "usable", lambda device, able=able: able)
+        torch.manual_seed(0)
+        out = Body.apply(x, documents, Shape(1, p, p, 1e-12), *params)
+        found.append((out, *torch.autograd.grad(out, [x, *params], grad)))
+    for number, (ours, others) in enumerate(zip(*found, strict=True)):
+        assert off(ours, others.float()) < 3e-2, number
 
 
 @pytest.mark.gpu

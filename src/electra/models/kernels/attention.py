@@ -56,7 +56,7 @@ def attend(
     logs = torch.empty(rows, heads, length, dtype=torch.float32, device=qkv.device)
     shape = FORWARD if length <= SHORT else LONG
     attend_kernel[(rows * heads * triton.cdiv(length, shape["TALL"]),)](
-        qkv, documents, out, logs, seed, *_numbers(length, heads, size, p),
+        qkv, documents, out, logs, seed, *settings(length, heads, size, p),
         FULL=triton.next_power_of_2(length), SIZE=size, LONG=length > SHORT,
         EVEN=_even(length, shape), EARLY=early(qkv.device), **shape,
     )  # fmt: skip
@@ -73,7 +73,7 @@ def attend_backward(
     """
     rows, length = documents.shape
     size = qkv.shape[1] // (3 * heads)
-    numbers = _numbers(length, heads, size, p)
+    numbers = settings(length, heads, size, p)
     if whole_rows(length, size, qkv.dtype, qkv.device, p):
         maps = (tiles(grad), tiles(qkv), tiles(out), tiles(of_qkv))
         tensors = (documents, logs, sums, seed)
@@ -102,7 +102,7 @@ def attend_backward(
     )  # fmt: skip
 
 
-def _numbers(length: int, heads: int, size: int, p: float) -> tuple[int, int, float, int, float]:
+def settings(length: int, heads: int, size: int, p: float) -> tuple[int, int, float, int, float]:
     return length, heads, LOG2E * size**-0.5, drop_count(p), rescale(p)
 
 

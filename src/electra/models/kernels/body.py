@@ -33,6 +33,7 @@ from electra.models.kernels.narrow import (
     narrow_parts,
 )
 from electra.models.kernels.norm import add_norm, add_norm_backward, back_parts
+from electra.models.kernels.rows import VECTORS, by_rows, rows_forward
 from electra.models.kernels.sums import add_parts
 
 NAMES = (
@@ -104,30 +105,42 @@ class Body(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, documents: Tensor, shape: Shape, *params: Tensor) -> Tensor:
         layers = _cut(params, len(NAMES))
-        cast = cast_all([p for layer in layers for p in layer[:CAST]], x.dtype)
+        matrices = stacked([layer[:CAST] for layer in layers], x.dtype)
+        cast = [matrix[n] for n in range(len(layers)) for matrix in matrices]
         # A launch between the copies and the kernels in CUDA, which read matrices early
         seeds = draw_seeds(3 * len(layers), x.device).view(len(layers), 3, -1)
+        ctx.shape = shape
+        dropouts = shape.dropout, shape.attention_dropout
+        if not shape.recompute and by_rows(documents, layers[0][3], shape.heads, x.dtype, dropouts):
+            vectors = torch.cat([layer[i] for layer in layers for i in VECTORS])
+            found = rows_forward(
+                x, documents, seeds, matrices, vectors.view(len(layers), -1), shape.eps, *dropouts
+            )
+            each = [t[n] for n in range(len(layers)) for t in found[4:]]
+            ctx.save_for_backward(
+                documents, seeds, *params, *cast, *each, found.x[:-1], *found[1:4]
+            )
+            return found.x[-1]
         room = 1 if shape.recompute else len(layers)
         forth = Forth._make(empties(x, room, forth_widths(layers[0])))
         if not shape.recompute:
             forth.x[0] = x
         kept: list[Tensor] = []
-        matrices = _cut(cast, CAST)
-        qkv = project(x, projection(x, matrices[0]))
+        own_matrices = _cut(cast, CAST)
+        qkv = project(x, projection(x, own_matrices[0]))
         for n, layer in enumerate(layers):
             own = Forth._make(t[n % room] for t in forth)
             if shape.recompute:
                 own = own._replace(x=x)
             out = forth.x[n + 1] if n + 1 < room else torch.empty_like(x)
-            above = projection(x, matrices[n + 1]) if n + 1 < len(layers) else None
-            p = [*matrices[n], *layer[CAST:]]
+            above = projection(x, own_matrices[n + 1]) if n + 1 < len(layers) else None
+            p = [*own_matrices[n], *layer[CAST:]]
             saved = forward(own, qkv, documents, shape, seeds[n], p, out, above)
             kept += [x] if shape.recompute else saved
             x, qkv = out, above.qkv if above else qkv
         if not shape.recompute:
             kept += forth
         ctx.save_for_backward(documents, seeds, *params, *cast, *kept)
-        ctx.shape = shape
         return x
 
     @staticmethod
@@ -324,11 +337,12 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return multiply(a, b, out_dtype=torch.float32)
 
 
-def cast_all(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Copies in another precision, in few launches."""
-    copies = [torch.empty_like(t, dtype=dtype) for t in tensors]
-    torch._foreach_copy_(copies, [t.detach() for t in tensors])
-    return copies
+def stacked(layers: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list[Tensor]:
+    """Copies in another precision, of all layers together, in few launches."""
+    stacks = [t.new_empty(len(layers), *t.shape, dtype=dtype) for t in layers[0]]
+    copies = [stack[n] for n in range(len(layers)) for stack in stacks]
+    torch._foreach_copy_(copies, [t.detach() for layer in layers for t in layer])
+    return stacks
 
 
 def _cut(tensors: Sequence[Tensor], size: int) -> list[Sequence[Tensor]]:

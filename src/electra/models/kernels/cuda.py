@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from triton.runtime.cache import get_cache_manager
 
-SOURCES = ("products", "attend", "narrow", "norm")
+SOURCES = ("products", "attend", "narrow", "norm", "rows")
 HEADERS = ("hopper", "gelu", "dropout")
 """Files *.cu here, and *.cuh, which come before each."""
 OPTIONS = ("--gpu-architecture=sm_90a", "-std=c++17", "--device-as-default-execution-space")
@@ -81,8 +81,7 @@ def launch(
     It may begin before the end of the launch before it, and bring its matrices onto the chip: what
     wrote these has to be older than the last launch that is not of this kind.
     """
-    device = torch.cuda.current_device()
-    _check(_driver().cuCtxSetCurrent(_context(device)))  # the way back has a thread of its own
+    device = _enter()
     held = [_argument(arg) for arg in args]
     pointers = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
@@ -99,6 +98,7 @@ def tiles(x: Tensor, tall: int = BOX) -> Map:
     assert x.dtype == torch.bfloat16
     assert x.is_contiguous()
     rows, width = x.shape
+    _enter()
     room = ctypes.create_string_buffer(2 * ctypes.sizeof(Map))
     start = -ctypes.addressof(room) % 64  # where the driver writes has to be a multiple
     _check(
@@ -173,6 +173,13 @@ def find_compiler() -> ctypes.CDLL:
 @functools.cache
 def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
+
+
+def _enter() -> int:
+    """Be where torch is, and say which device that is: the way back has a thread of its own."""
+    device = torch.cuda.current_device()
+    _check(_driver().cuCtxSetCurrent(_context(device)))
+    return device
 
 
 @functools.cache
