@@ -57,7 +57,7 @@ def capture(config: PretrainConfig) -> tuple[Replay, Tensor]:
         dtype=torch.bfloat16,
         micro_batch=batch // config.train.accumulate,
     )
-    return captured(partial(step, run), objective, optimizer, rows), rows
+    return captured(partial(step, run), objective, optimizer, rows, run.dtype), rows
 
 
 def milliseconds(replay: Replay, rows: Tensor, times: int) -> float:

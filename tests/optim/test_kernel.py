@@ -258,3 +258,18 @@ def test_two_graphs_of_one_pool():
         exact = take(*wanted, {k: 2 * grads[k] for k in stages[stage]}, 1e-2 / (1 + number))
         assert norm.item() == pytest.approx(exact.item(), rel=1e-5)
     check((params, optimizer), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_twin_is_written_with_its_parameter(device):
+    params, optimizer = made(device)
+    whole, odd = params["table"], params["odd"]
+    for p in (whole, odd):
+        p.twin = torch.full_like(p, torch.nan, dtype=torch.bfloat16)
+    before = whole.detach().clone()
+    take(params, optimizer, gradients(1), torch.tensor(0.1, device=device))
+    assert not torch.equal(whole, before)
+    for p in (whole, odd):
+        if device.type == "cuda":
+            assert torch.equal(p.twin, p.bfloat16())
+        else:  # Triton's interpreter rounds towards zero
+            assert torch.allclose(p.twin.float(), p, rtol=2**-7, atol=0)

@@ -202,6 +202,25 @@ def test_each_replay_has_its_learning_rate(opened):
     assert changed(run, before) > 100 * little
 
 
+def test_copies_of_matrices_are_as_their_parameters(opened):
+    """After replays, which write both, and when something else has changed a parameter."""
+    run, rows, _ = opened
+
+    def as_parameters() -> bool:
+        pairs = [(p, p.twin) for p in run.objective.parameters() if hasattr(p, "twin")]
+        assert pairs
+        return all(torch.equal(p.bfloat16(), twin) for p, twin in pairs)
+
+    run.replay(rows, 1e-3)
+    assert as_parameters()
+    with torch.no_grad():
+        for p in run.objective.parameters():
+            p.mul_(1.01)
+    assert not as_parameters()
+    run.replay(rows, 0.0)
+    assert as_parameters()
+
+
 def test_each_replay_has_its_rows(opened):
     run, rows, _ = opened
     counted = run.objective.names.index("tokens")

@@ -71,7 +71,7 @@ def pretend(monkeypatch):
 
         monkeypatch.setattr(torch.cuda, "graph", graph)
         run.objective.train()
-        return captured(step, run.objective, run.optimizer, rows)
+        return captured(step, run.objective, run.optimizer, rows, run.dtype)
 
     return pretend
 

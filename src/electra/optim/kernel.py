@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 CHUNK, WARPS = 2048, 4
+COLUMNS = tl.constexpr(5)
+"""Addresses of a chunk: a parameter's, its two means', its gradient's, its twin's (or 0)."""
 PARTS = 4096
 """Sums of squares, one from each chunk, that are added at once."""
 
@@ -41,13 +43,21 @@ class Chunks:
         self.decays = torch.tensor(decays)[self.tensor].to(device)
         self.params = params
         columns = [self.addresses(tensors) for tensors in (params, means, squares)]
-        self.on_host = torch.stack([*columns, torch.zeros_like(columns[0])], 1)
-        self.table = torch.empty_like(self.on_host, device=device)  # (chunks, 4)
+        columns += [torch.zeros_like(self.start), self.twins(params)]
+        self.on_host = torch.stack(columns, 1)
+        self.table = torch.empty_like(self.on_host, device=device)  # (chunks, COLUMNS)
 
     def addresses(self, tensors: Sequence[Tensor]) -> Tensor:
         """Of each chunk of these."""
         first = torch.tensor([t.data_ptr() for t in tensors])
         return first[self.tensor] + 4 * self.start
+
+    def twins(self, params: Sequence[Tensor]) -> Tensor:
+        """Addresses of copies in bf16 that are to be written with the parameters, or 0."""
+        copies = [getattr(p, "twin", None) for p in params]
+        first = torch.tensor([0 if copy is None else copy.data_ptr() for copy in copies])
+        first = first[self.tensor]
+        return torch.where(first > 0, first + 2 * self.start, 0)
 
     def note(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
         """Where the gradients of the parameters are, from the next `fill` on."""
@@ -79,7 +89,7 @@ def aligned(tensor: Tensor) -> bool:
 @triton.jit
 def column(table, number: tl.constexpr):
     """The start of this program's chunk of a parameter (0), its means (1, 2) or gradient (3)."""
-    address = tl.load(table + 4 * tl.program_id(0) + number)
+    address = tl.load(table + COLUMNS * tl.program_id(0) + number)
     return tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
 
 
@@ -125,16 +135,17 @@ def adam_kernel(
     decay = tl.load(decays + tl.program_id(0))
     param, mean, square = column(table, 0) + at, column(table, 1) + at, column(table, 2) + at
     grad = column(table, 3) + at
+    twin = tl.load(table + COLUMNS * tl.program_id(0) + 4)
     r, f = tl.load(rate), tl.load(factor)
     if size == CHUNK:  # as above
-        adam(param, mean, square, grad, at < CHUNK, r, f, decay, beta1, beta2, eps)
+        adam(param, mean, square, grad, twin, at, at < CHUNK, r, f, decay, beta1, beta2, eps)
     else:
-        adam(param, mean, square, grad, at < size, r, f, decay, beta1, beta2, eps)
+        adam(param, mean, square, grad, twin, at, at < size, r, f, decay, beta1, beta2, eps)
 
 
 @triton.jit
 def adam(
-    param, mean, square, grad, here, rate, factor, decay,
+    param, mean, square, grad, twin, at, here, rate, factor, decay,
     beta1: tl.constexpr, beta2: tl.constexpr, eps: tl.constexpr,
 ):  # fmt: skip
     """`electra.optim.adam.written_out` for one chunk."""
@@ -146,3 +157,6 @@ def adam(
     tl.store(mean, m, here)
     tl.store(square, s, here)
     tl.store(param, p, here)
+    if twin != 0:
+        copy = tl.multiple_of(twin.to(tl.pointer_type(tl.bfloat16)), 16)
+        tl.store(copy + at, p.to(tl.bfloat16), here)

@@ -20,6 +20,7 @@ def captured(
     objective: Objective,
     optimizer: PaperAdam,
     rows: Tensor,
+    dtype: torch.dtype,
 ) -> Replay:
     """`step(rows, rate)` as a graph for each stage of the objective; the run stays as it was.
 
@@ -27,7 +28,13 @@ def captured(
     rates, and torch's random offset. A replay reads that offset from the host's generator and moves
     it on by what the step draws, as the step itself does: so a replay has the random numbers that
     the step would have had, and `torch.cuda.get_rng_state` is what a checkpoint has to keep.
+    `dtype` is the precision of the step's products.
     """
+    twins = []
+    if dtype == torch.bfloat16 and optimizer.fits():
+        from electra.models.kernels.encode import keep_copies
+
+        twins = keep_copies(objective, dtype)
     place = rows.clone()
     rate = torch.zeros((), device=rows.device)
     share = torch.full((), float(objective.rate), dtype=torch.float64, device=rows.device)
@@ -61,6 +68,8 @@ def captured(
         rate.fill_(now)
         if moving:
             share.fill_(objective.rate)
+        for copies in twins:
+            copies.fresh()  # should anyone but the step have changed parameters
         graph, sums, _ = graphs[objective.second]
         graph.replay()
         return sums

@@ -189,7 +189,8 @@ def dry_run(run: Run, rows: Tensor) -> None:
     run.objective.train()
     try:
         if run.loop.graph and run.device.type == "cuda":
-            run.replay = captured(partial(step, run), run.objective, run.optimizer, rows)
+            take = partial(step, run)
+            run.replay = captured(take, run.objective, run.optimizer, rows, run.dtype)
             # The graph keeps its memory, so held-out text needs room beside it
             validate(run.objective, run.held_out[: run.micro_batch], run.micro_batch, run.dtype)
             return

@@ -23,20 +23,20 @@ def validate(
     torch.manual_seed(0)
     objective.eval()
     sums = torch.zeros(len(objective.names), device=device)
-    scores, replaced = [], []
+    verdicts = []
     for part in rows.split(micro_batch):
         exercise = objective.exercise(part.to(device))
         with autocast(device, dtype):
             outcome = objective(*exercise)
         sums += outcome.sums
         if outcome.scores is not None:
-            scores.append(outcome.scores[outcome.judged].cpu())
-            replaced.append(outcome.replaced[outcome.judged].cpu())
+            verdicts.append((outcome.scores, outcome.replaced, outcome.judged))
     objective.train(was_training)
     set_random_state(before)
     metrics = objective.summarise(dict(zip(objective.names, sums.tolist(), strict=True)))
-    if scores:
-        metrics[objective.auc] = auc(torch.cat(scores).numpy(), torch.cat(replaced).numpy())
+    if verdicts:
+        scores, replaced, judged = map(torch.cat, zip(*verdicts, strict=True))
+        metrics[objective.auc] = auc(*(t[judged].cpu().numpy() for t in (scores, replaced)))
     return metrics
 
 

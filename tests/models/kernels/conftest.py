@@ -60,6 +60,19 @@ def near():
 
 
 @pytest.fixture
+def through():
+    """`through(x, documents, shape, *params)`: all layers of a body."""
+    from electra.models.kernels.body import CAST, NAMES, Body
+    from electra.models.kernels.twins import Twins
+
+    def run(x, documents, shape, *params):
+        layers = [params[i : i + CAST] for i in range(0, len(params), len(NAMES))]
+        return Body.apply(x, documents, shape, Twins(layers, x.dtype).fresh(), *params)
+
+    return run
+
+
+@pytest.fixture
 def make(device):
     """`make("mlm", mask_rate=0.3)`; the generator by `generator={...}`, sizes by `model={...}`."""
 

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from electra.models.encoder import EncoderConfig, Layer
 from electra.models.kernels import body
 from electra.models.kernels.attention_dropout import keep_table
-from electra.models.kernels.body import NAMES, Body, Shape
+from electra.models.kernels.body import NAMES, Shape
 from electra.models.kernels.dropout import keep_mask
 from electra.models.kernels.narrow import narrow as fits_narrow
 
@@ -76,7 +76,7 @@ def test_every_parameter_of_a_layer_travels():
 )
 @pytest.mark.parametrize("narrow", [True, False])
 def test_the_layers(
-    narrow, rows, length, hidden, heads, inner, device, layers, normal, near, monkeypatch
+    narrow, rows, length, hidden, heads, inner, device, layers, normal, near, monkeypatch, through
 ):
     """Narrow and wide models go back through the feed-forward part on two ways, the last two have
     one kernel for it; and gradients of matrices come from one product for all layers, or one for
@@ -92,7 +92,7 @@ def test_the_layers(
     wanted = x.view(rows, length, hidden)
     for layer in made:
         wanted = layer(wanted, mask)
-    found = Body.apply(x, documents, Shape(heads, 0.0, 0.0, EPS), *params_of(made))
+    found = through(x, documents, Shape(heads, 0.0, 0.0, EPS), *params_of(made))
     compare(found, wanted.flatten(0, 1), x, made, near)
 
 
@@ -116,7 +116,7 @@ def with_dropout(layer, x, documents, seeds, p, attention_p):
     [(0.3, 0.0, False), (0.0, 0.2, False), (0.2, 0.3, False), (0.2, 0.3, True)],
 )
 def test_the_layers_with_dropout(
-    p, attention_p, recompute, hidden, heads, device, layers, normal, near, monkeypatch
+    p, attention_p, recompute, hidden, heads, device, layers, normal, near, monkeypatch, through
 ):
     """Of a width where a product and LayerNorm are two kernels, and of one where they are one, and
     the whole feed-forward part is."""
@@ -128,15 +128,15 @@ def test_the_layers_with_dropout(
     for layer, numbers in zip(made, seeds.view(2, 3, 4), strict=True):
         wanted = with_dropout(layer, wanted, documents, numbers, p, attention_p)
     shape = Shape(heads, p, attention_p, EPS, recompute)
-    found = Body.apply(x, documents, shape, *params_of(made))
+    found = through(x, documents, shape, *params_of(made))
     compare(found, wanted, x, made, near)
 
 
-def test_a_gradient_that_repeats_one_number(device, layers, normal, near):
+def test_a_gradient_that_repeats_one_number(device, layers, normal, near, through):
     """As that of a plain sum: expanded, not stored."""
     made, x, documents = layers(48, 3), normal(10, 48), texts(2, 5, device)
     leaves = x, *params_of(made)
-    found = Body.apply(x, documents, Shape(3, 0.0, 0.0, EPS), *leaves[1:])
+    found = through(x, documents, Shape(3, 0.0, 0.0, EPS), *leaves[1:])
     grads = [
         torch.autograd.grad(found, leaves, grad, retain_graph=True)
         for grad in (torch.full((1, 48), 0.3).to(x).expand(10, 48), torch.full((10, 48), 0.3).to(x))
@@ -145,20 +145,20 @@ def test_a_gradient_that_repeats_one_number(device, layers, normal, near):
         near(a, b, name)
 
 
-def test_each_pass_and_each_layer_has_its_own_dropout(device, layers, normal):
+def test_each_pass_and_each_layer_has_its_own_dropout(device, layers, normal, through):
     made, x, documents = layers(48, 3), normal(10, 48), texts(2, 5, device)
     seen = []
     for p, attention_p in ((0.5, 0.0), (0.0, 0.5)):
         shape = Shape(3, p, attention_p, EPS)
-        seen += [Body.apply(x, documents, shape, *params_of(made)) for _ in range(2)]
+        seen += [through(x, documents, shape, *params_of(made)) for _ in range(2)]
         assert not torch.allclose(seen[-1], seen[-2])
 
 
-def test_what_is_computed_again_is_not_kept(device, layers, normal):
+def test_what_is_computed_again_is_not_kept(device, layers, normal, through):
     """Each layer's input alone."""
     made, x, documents = layers(48, 3), normal(10, 48), texts(2, 5, device)
     counts = []
     for recompute in (False, True):
-        out = Body.apply(x, documents, Shape(3, 0.1, 0.1, EPS, recompute), *params_of(made))
+        out = through(x, documents, Shape(3, 0.1, 0.1, EPS, recompute), *params_of(made))
         counts.append(sum(t.numel() for t in out.grad_fn.saved_tensors))
     assert counts[0] - counts[1] > 2 * 10 * 10 * 48  # two layers, ten tokens

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.models.kernels import attention, cuda, ffn, narrow, norm, rows
-from electra.models.kernels.body import Body, Shape
+from electra.models.kernels.body import Shape
 from electra.models.kernels.dropout import draw_seeds
 from electra.models.kernels.ffn import (
     contract_backward,
@@ -280,7 +280,7 @@ def test_narrow_layers(rows, above, p, hopper, draw, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.48])
 @pytest.mark.parametrize(("count", "layers"), [(1, 1), (7, 12), (300, 3)])
-def test_all_layers_of_a_row(count, layers, p, hopper, draw, monkeypatch):
+def test_all_layers_of_a_row(count, layers, p, hopper, draw, through, monkeypatch):
     """The same as layer by layer, and the same way back from what it left. Of 300 rows a program
     has several."""
     documents = torch.zeros(count, 128, dtype=torch.int32, device=hopper)
@@ -293,7 +293,7 @@ def test_all_layers_of_a_row(count, layers, p, hopper, draw, monkeypatch):
     for able in (True, False):
         monkeypatch.setattr(rows, "usable", lambda device, able=able: able)
         torch.manual_seed(0)
-        out = Body.apply(x, documents, Shape(1, p, p, 1e-12), *params)
+        out = through(x, documents, Shape(1, p, p, 1e-12), *params)
         found.append((out, *torch.autograd.grad(out, [x, *params], grad)))
     for number, (ours, others) in enumerate(zip(*found, strict=True)):
         assert off(ours, others.float()) < 3e-2, number

@@ -23,13 +23,18 @@ def _small_groups(monkeypatch):
     monkeypatch.setattr(vocabulary, "GROUP", 32)
 
 
+def guess(hidden, table, *rest):
+    """With a copy of the table that lasts no longer."""
+    return Guess.apply(hidden, table, table.detach().to(hidden.dtype), *rest)
+
+
 def compare(hidden, table, bias, absent, truth, drawn, near) -> None:
     """Losses, best guesses, and gradients where each row has its own weight."""
     leaves, before = (hidden, table, bias), bias.detach().clone()
     logits = F.linear(hidden, table, bias.masked_fill(absent, NOTHING))
     nll = F.cross_entropy(logits, truth, reduction="none")
     other = truth.roll(1)
-    losses, samples, best, logs = Guess.apply(*leaves, absent, truth, drawn, other, 1.0, False)
+    losses, samples, best, logs = guess(*leaves, absent, truth, drawn, other, 1.0, False)
     assert torch.equal(bias, before)
     weights = torch.linspace(0.5, 2, len(truth), device=truth.device)
     found, wanted = (losses * weights).sum(), (torch.where(drawn, nll, 0.0) * weights).sum()
@@ -69,7 +74,7 @@ def test_words_that_do_not_exist(device, normal, near):
     truth = torch.tensor([32, 39, 70, 89], device=device)
     drawn = torch.ones_like(truth, dtype=torch.bool)
     compare(hidden, table, bias, absent, truth, drawn, near)
-    losses, *_ = Guess.apply(hidden, table, bias, absent, truth, drawn, truth, 1.0, False)
+    losses, *_ = guess(hidden, table, bias, absent, truth, drawn, truth, 1.0, False)
     losses.sum().backward()
     assert (bias.grad[absent] == 0).all()
     assert (table.grad[absent] == 0).all()
@@ -81,7 +86,7 @@ def test_a_factor_that_repeats_one_number(device, normal, near):
     leaves = normal(20, 48), normal(40, 48), normal(40)
     truth = torch.randint(0, 40, (20,)).to(device)
     rest = (torch.zeros(40, dtype=torch.bool, device=device), truth, truth >= 0, truth, 1.0, False)
-    found = torch.autograd.grad(Guess.apply(*leaves, *rest)[0].sum() * 3, leaves)
+    found = torch.autograd.grad(guess(*leaves, *rest)[0].sum() * 3, leaves)
     wanted = torch.autograd.grad(F.cross_entropy(F.linear(*leaves), truth, reduction="sum"), leaves)
     for name, a, b in zip(("hidden", "table", "bias"), found, wanted, strict=True):
         near(a, 3 * b, name)
@@ -92,9 +97,9 @@ def test_an_undrawn_slot_gives_nothing(device, normal, near):
     hidden, table, bias, absent = normal(3, 16), normal(100, 16), normal(100), absent_words(device)
     truth = torch.tensor([95, 60, 0], device=device)
     drawn = torch.tensor([False, True, False], device=device)
-    losses, *_ = Guess.apply(hidden, table, bias, absent, truth, drawn, truth, 1.0, False)
+    losses, *_ = guess(hidden, table, bias, absent, truth, drawn, truth, 1.0, False)
     one = (truth[1:2], drawn[1:2], truth[1:2])
-    alone = Guess.apply(hidden[1:2], table, bias, absent, *one, 1.0, False)[0].sum()
+    alone = guess(hidden[1:2], table, bias, absent, *one, 1.0, False)[0].sum()
     assert (losses[[0, 2]] == 0).all()
     loss = losses.sum()
     near(loss, alone)

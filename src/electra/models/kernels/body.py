@@ -100,14 +100,19 @@ class Kept(NamedTuple):
 
 
 class Body(torch.autograd.Function):
-    """(tokens, hidden) through all layers; `documents` is (rows, length)."""
+    """(tokens, hidden) through all layers; `documents` is (rows, length).
+
+    `matrices` are copies of the first `CAST` parameters in the precision of x, of all layers.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, documents: Tensor, shape: Shape, *params: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, documents: Tensor, shape: Shape, matrices: Sequence[Tensor],
+        *params: Tensor,
+    ) -> Tensor:  # fmt: skip
         layers = _cut(params, len(NAMES))
-        matrices = stacked([layer[:CAST] for layer in layers], x.dtype)
         cast = [matrix[n] for n in range(len(layers)) for matrix in matrices]
-        # A launch between the copies and the kernels in CUDA, which read matrices early
+        # A launch between copies and the kernels in CUDA, which read matrices early
         seeds = draw_seeds(3 * len(layers), x.device).view(len(layers), 3, -1)
         ctx.shape = shape
         dropouts = shape.dropout, shape.attention_dropout
@@ -184,7 +189,7 @@ class Body(torch.autograd.Function):
             matrices = list(zip(*every, strict=True))
         vectors = sums.finish()
         of_params = [g for n in range(count) for g in (*matrices[n], *vectors[n])]
-        return through(grad, above), None, None, *of_params
+        return through(grad, above), None, None, None, *of_params
 
 
 def forward(
@@ -335,14 +340,6 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         return a @ b
     multiply = torch.bmm if a.ndim == 3 else torch.mm
     return multiply(a, b, out_dtype=torch.float32)
-
-
-def stacked(layers: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list[Tensor]:
-    """Copies in another precision, of all layers together, in few launches."""
-    stacks = [t.new_empty(len(layers), *t.shape, dtype=dtype) for t in layers[0]]
-    copies = [stack[n] for n in range(len(layers)) for stack in stacks]
-    torch._foreach_copy_(copies, [t.detach() for layer in layers for t in layer])
-    return stacks
 
 
 def _cut(tensors: Sequence[Tensor], size: int) -> list[Sequence[Tensor]]:

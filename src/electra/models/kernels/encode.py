@@ -7,11 +7,12 @@ from electra.errors import UserError
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Embeddings, Encoder
 from electra.models.kernels.attention import attention_fits
-from electra.models.kernels.body import NAMES, Body, Shape
+from electra.models.kernels.body import CAST, NAMES, Body, Shape
 from electra.models.kernels.embed import Embed
 from electra.models.kernels.head import Head
 from electra.models.kernels.linear import Linear
 from electra.models.kernels.score import Score
+from electra.models.kernels.twins import Twins, copied, keep, kept
 from electra.models.kernels.vocabulary import Guess
 
 
@@ -62,8 +63,27 @@ def encode(
         documents = real.int()
     attention_p = c.attention_dropout if encoder.training else 0.0
     shape = Shape(c.head_count, p, attention_p, norm.eps, recompute)
-    params = [layer.get_parameter(name) for layer in encoder.layers for name in NAMES]
-    return Body.apply(x, documents, shape, *params).view(*ids.shape, -1)
+    layers = parameters(encoder)
+    matrices = copied(encoder, [layer[:CAST] for layer in layers], dtype)
+    params = [p for layer in layers for p in layer]
+    return Body.apply(x, documents, shape, matrices, *params).view(*ids.shape, -1)
+
+
+def parameters(encoder: Encoder) -> list[list[Tensor]]:
+    """Of each layer, in the order of `NAMES`."""
+    return [[layer.get_parameter(name) for name in NAMES] for layer in encoder.layers]
+
+
+def keep_copies(module: nn.Module, dtype: torch.dtype) -> list[Twins]:
+    """From now on copies of matrices last, where there is an optimizer that writes them; returns
+    them."""
+    for part in module.modules():
+        if isinstance(part, Encoder) and fits(part):
+            keep(part, [layer[:CAST] for layer in parameters(part)], dtype)
+        elif isinstance(part, Generator):
+            table = part.encoder.embeddings.token
+            keep(table, [[table.weight]], dtype)
+    return [twins for part in module.modules() if (twins := kept(part)) is not None]
 
 
 def judge(
@@ -95,10 +115,11 @@ def words(
     dense, norm = generator.dense, generator.norm
     x = hidden.flatten(0, 1).to(precision(hidden.device))
     x = Head.apply(x, dense.weight, dense.bias, norm.weight, norm.bias, norm.eps)
-    table = generator.encoder.embeddings.token.weight
+    table = generator.encoder.embeddings.token
+    (copy,) = copied(table, [[table.weight]], x.dtype)
     flat = (t.flatten() for t in (truth, drawn, other))
     found = Guess.apply(
-        x, table, generator.bias, generator.absent, *flat, temperature, exclude_true
+        x, table.weight, copy[0], generator.bias, generator.absent, *flat, temperature, exclude_true
     )
     losses, samples, best, logs = (t.unflatten(0, truth.shape) for t in found)
     return losses, samples, best, logs

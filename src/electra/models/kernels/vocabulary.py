@@ -29,35 +29,34 @@ LOG2E = tl.constexpr(1.4426950408889634)
 class Guess(torch.autograd.Function):
     """What a masked language model says of some slots; see `read_logits_` for the four results.
 
-    hidden (slots, width), table (words, width), bias and absent (words,), the latter True for ids
-    that no token has; truth, drawn and other (slots,). Only the first result, the losses, has a
-    gradient.
+    hidden (slots, width), table (words, width) and its copy in the precision of the former, bias
+    and absent (words,), the latter True for ids that no token has; truth, drawn and other (slots,).
+    Only the first result, the losses, has a gradient.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, table: Tensor, bias: Tensor, absent: Tensor, truth: Tensor,
-        drawn: Tensor, other: Tensor, temperature: float, exclude_true: bool,
+        ctx: Any, hidden: Tensor, table: Tensor, copy: Tensor, bias: Tensor, absent: Tensor,
+        truth: Tensor, drawn: Tensor, other: Tensor, temperature: float, exclude_true: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        table = table.to(hidden.dtype)
         # What has no probability has no slope: on the way back nothing needs to be filled.
         bias = bias.to(hidden.dtype, copy=True).masked_fill_(absent, float("-inf"))
-        logits = torch.addmm(bias, hidden, table.t())
+        logits = torch.addmm(bias, hidden, copy.t())
         found = read_logits_(logits, truth, drawn, other, temperature, exclude_true)
-        ctx.save_for_backward(hidden, table, logits)
+        ctx.save_for_backward(hidden, copy, logits)
         ctx.mark_non_differentiable(*found[1:])
         ctx.set_materialize_grads(False)  # no zeros for these
         return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        hidden, table, slopes = ctx.saved_tensors
-        of_hidden = slopes @ table
+        hidden, copy, slopes = ctx.saved_tensors
+        of_hidden = slopes @ copy
         # The bias's gradient is one more column of the table's: as good as free, where a pass over
         # the slopes would take longer than the product.
         width = hidden.shape[1]
         both = product(slopes.t(), weigh_(of_hidden, hidden, grads[0]))
-        return of_hidden, both[:, :width], both[:, width], *[None] * 6
+        return of_hidden, both[:, :width], None, both[:, width], *[None] * 6
 
 
 def weigh_(of_hidden: Tensor, hidden: Tensor, factor: Tensor) -> Tensor:
