@@ -167,7 +167,7 @@ def step(run: Run, rows: Tensor, rate: float | Tensor) -> Tensor:
 
 def backward(run: Run, batch: Batch, masked: Masked, totals: Tensor) -> Tensor:
     """Gradients of a batch, micro-batch by micro-batch, with the whole batch's token counts."""
-    sums = torch.zeros(len(run.objective.names), device=run.device)
+    sums: list[Tensor] = []
     parts = zip(*(t.split(run.micro_batch) for t in (*batch, *masked)), strict=True)
     own = len(batch)  # a batch's tensors come first, then the exercise's
     for part in parts:
@@ -175,8 +175,8 @@ def backward(run: Run, batch: Batch, masked: Masked, totals: Tensor) -> Tensor:
         with autocast(run.device, run.dtype, cache=False):
             outcome = run.forward(Batch(*part[:own]), Masked(*part[own:]), totals)
         outcome.loss.backward()
-        sums += outcome.sums
-    return sums
+        sums.append(outcome.sums)
+    return sum(sums[1:], sums[0])
 
 
 def dry_run(run: Run, rows: Tensor) -> None:
@@ -192,7 +192,7 @@ def dry_run(run: Run, rows: Tensor) -> None:
             take = partial(step, run)
             run.replay = captured(take, run.objective, run.optimizer, rows, run.dtype)
             # The graph keeps its memory, so held-out text needs room beside it
-            validate(run.objective, run.held_out[: run.micro_batch], run.micro_batch, run.dtype)
+            validate(run.objective, run.held_out, run.micro_batch, run.dtype)
             return
         for _ in run.objective.stages():
             backward(run, *run.objective.exercise(rows))

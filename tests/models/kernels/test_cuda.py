@@ -31,13 +31,15 @@ KERNELS = {
     "narrow": ["narrow_backward", "narrow_forward"],
     "norm": ["norm_backward"],
     "rows": ["rows_forward"],
+    "rowsback": ["rows_backward"],
 }
 SHARED = {
     "products": [ffn.SHARED],
     "attend": [attention.SHARED],
     "narrow": [narrow.FORTH_SHARED, narrow.BACK_SHARED],
     "norm": [norm.SHARED],
-    "rows": [rows.SHARED],
+    "rows": [rows.FORTH_SHARED],
+    "rowsback": [rows.BACK_SHARED],
 }
 ROWS = [1, 130, 1000, 4096]
 
@@ -51,7 +53,7 @@ def test_the_host_asks_for_the_shared_memory_that_kernels_have(source):
 def test_the_host_starts_as_many_groups_as_compute():
     """Mostly as many as hopper.cuh says; a kernel of its own number says so before it."""
     found = [re.findall(r"GROUPS = (\d)", cuda.text(source).decode()) for source in cuda.SOURCES]
-    assert found == [["2"], ["2"], ["2", "3"], ["2", "3"], ["2"]]
+    assert found == [["2"], ["2"], ["2", "3"], ["2", "3"], ["2"], ["2"]]
     assert [cuda.GROUPS, narrow.FORTH_GROUPS, norm.WARPS // 4 - 1] == [2, 3, 3]
 
 
@@ -281,8 +283,7 @@ def test_narrow_layers(rows, above, p, hopper, draw, monkeypatch):
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.48])
 @pytest.mark.parametrize(("count", "layers"), [(1, 1), (7, 12), (300, 3)])
 def test_all_layers_of_a_row(count, layers, p, hopper, draw, through, monkeypatch):
-    """The same as layer by layer, and the same way back from what it left. Of 300 rows a program
-    has several."""
+    """The same as layer by layer, and so is the way back. Of 300 rows a program has several."""
     documents = torch.zeros(count, 128, dtype=torch.int32, device=hopper)
     for row, start in enumerate((50, 77, 100)):
         documents[row:, start:] += 1

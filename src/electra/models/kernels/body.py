@@ -8,6 +8,7 @@ Where rows are few, the gradients of the matrices wait for the last layer, and a
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,14 @@ from electra.models.kernels.narrow import (
     narrow_parts,
 )
 from electra.models.kernels.norm import add_norm, add_norm_backward, back_parts
-from electra.models.kernels.rows import VECTORS, by_rows, rows_forward
+from electra.models.kernels.rows import (
+    VECTORS,
+    Layers,
+    by_rows,
+    rows_backward,
+    rows_forward,
+    rows_parts,
+)
 from electra.models.kernels.sums import add_parts
 
 NAMES = (
@@ -116,41 +124,48 @@ class Body(torch.autograd.Function):
         seeds = draw_seeds(3 * len(layers), x.device).view(len(layers), 3, -1)
         ctx.shape = shape
         dropouts = shape.dropout, shape.attention_dropout
-        if not shape.recompute and by_rows(documents, layers[0][3], shape.heads, x.dtype, dropouts):
+        returns = any(ctx.needs_input_grad)  # else nothing has to be kept for a way back
+        lean = shape.recompute or not returns
+        ctx.by_rows = (
+            not lean
+            and small(x, layers[0])
+            and by_rows(documents, layers[0][3], shape.heads, x.dtype, dropouts)
+        )
+        if ctx.by_rows:
             vectors = torch.cat([layer[i] for layer in layers for i in VECTORS])
-            found = rows_forward(
-                x, documents, seeds, matrices, vectors.view(len(layers), -1), shape.eps, *dropouts
-            )
-            each = [t[n] for n in range(len(layers)) for t in found[4:]]
-            ctx.save_for_backward(
-                documents, seeds, *params, *cast, *each, found.x[:-1], *found[1:4]
-            )
+            vectors = vectors.view(len(layers), -1)
+            found = rows_forward(x, documents, seeds, matrices, vectors, shape.eps, *dropouts)
+            ctx.save_for_backward(documents, seeds, vectors, *matrices, *found)
             return found.x[-1]
-        room = 1 if shape.recompute else len(layers)
+        room = 1 if lean else len(layers)
         forth = Forth._make(empties(x, room, forth_widths(layers[0])))
-        if not shape.recompute:
+        if not lean:
             forth.x[0] = x
         kept: list[Tensor] = []
         own_matrices = _cut(cast, CAST)
         qkv = project(x, projection(x, own_matrices[0]))
         for n, layer in enumerate(layers):
             own = Forth._make(t[n % room] for t in forth)
-            if shape.recompute:
+            if lean:
                 own = own._replace(x=x)
             out = forth.x[n + 1] if n + 1 < room else torch.empty_like(x)
             above = projection(x, own_matrices[n + 1]) if n + 1 < len(layers) else None
             p = [*own_matrices[n], *layer[CAST:]]
             saved = forward(own, qkv, documents, shape, seeds[n], p, out, above)
-            kept += [x] if shape.recompute else saved
+            if returns:
+                kept += [x] if lean else saved
             x, qkv = out, above.qkv if above else qkv
-        if not shape.recompute:
+        if not lean:
             kept += forth
-        ctx.save_for_backward(documents, seeds, *params, *cast, *kept)
+        if returns:
+            ctx.save_for_backward(documents, seeds, *params, *cast, *kept)
         return x
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad = grads[0].contiguous()  # that of a sum repeats one number
+        if ctx.by_rows:
+            return _back_by_rows(grad, ctx.shape, *ctx.saved_tensors)
         documents, seeds, *rest = ctx.saved_tensors
         shape, count = ctx.shape, len(seeds)
         ends = len(NAMES) * count, (len(NAMES) + CAST) * count
@@ -166,7 +181,7 @@ class Body(torch.autograd.Function):
         widths = [len(matrix) for matrix in layers[0][:4]]
         back = Back._make(empties(grad, count if together else 1, widths))
         sums = Sums(documents, cast, shape)
-        matrices: list[Sequence[Tensor]] = []
+        matrices: Sequence[Sequence[Tensor]] = []
         above: Projection | None = None
         for n in reversed(range(count)):
             params = [*cast[n], *layers[n][CAST:]]
@@ -183,13 +198,35 @@ class Body(torch.autograd.Function):
             )  # fmt: skip
             above = Projection(found.of_qkv, params[0], params[4])
             if not together:
-                matrices.insert(0, [product(a.mT, b) for a, b in zip(found, own, strict=True)])
+                own_products = [product(a.mT, b) for a, b in zip(found, own, strict=True)]
+                matrices = [own_products, *matrices]
         if together:
-            every = (product(a.mT, b).unbind() for a, b in zip(back, forth, strict=True))
-            matrices = list(zip(*every, strict=True))
-        vectors = sums.finish()
-        of_params = [g for n in range(count) for g in (*matrices[n], *vectors[n])]
+            matrices = products(back, forth)
+        of_params = [g for own in zip(matrices, sums.finish(), strict=True) for g in chain(*own)]
         return through(grad, above), None, None, None, *of_params
+
+
+def _back_by_rows(
+    grad: Tensor, shape: Shape, documents: Tensor, seeds: Tensor, vectors: Tensor, *rest: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The way back where `rows_forward` was the way forth."""
+    matrices, found = rest[:CAST], Layers._make(rest[CAST:])
+    layers = [[matrix[n] for matrix in matrices] for n in range(len(seeds))]
+    sums = Sums(documents, layers, shape, by_rows=True)
+    every = (sums.norms, sums.gelu, sums.qkv)
+    dropouts = shape.dropout, shape.attention_dropout
+    of_input, back = rows_backward(
+        grad, documents, seeds, matrices, vectors, found, *dropouts, every
+    )
+    of_matrices = products(back, (found.x[:-1], *found[1:4]))
+    of_params = [g for own in zip(of_matrices, sums.finish(), strict=True) for g in chain(*own)]
+    return of_input, None, None, None, *of_params
+
+
+def products(back: Sequence[Tensor], forth: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """The gradients of the matrices of each layer, from both factors of all layers."""
+    every = (product(a.mT, b).unbind() for a, b in zip(back, forth, strict=True))
+    return list(zip(*every, strict=True))
 
 
 def forward(
@@ -306,7 +343,10 @@ def small(x: Tensor, layer: Sequence[Tensor]) -> bool:
 class Sums:
     """Gradients of the vectors: each kernel leaves parts, which are added up for all layers."""
 
-    def __init__(self, documents: Tensor, layers: Sequence[Sequence[Tensor]], shape: Shape) -> None:
+    def __init__(
+        self, documents: Tensor, layers: Sequence[Sequence[Tensor]], shape: Shape,
+        *, by_rows: bool = False,
+    ) -> None:  # fmt: skip
         device, tokens = documents.device, documents.numel()
         hidden, inner = layers[0][1].shape[0], layers[0][2].shape[0]
 
@@ -320,10 +360,13 @@ class Sums:
             of_norms = of_gelu = narrow_parts(tokens, contract, shape.dropout)
         elif ffn_fits(contract):
             of_gelu = ffn_parts(tokens, contract)
+        head = hidden // shape.heads, contract.dtype, shape.attention_dropout
+        of_qkv = sum_parts(documents, *head)
+        if by_rows:
+            of_norms = of_gelu = of_qkv = rows_parts(documents)
         self.norms = empty(2, of_norms, 3, hidden)
         self.gelu = empty(of_gelu, inner)
-        head = hidden // shape.heads, contract.dtype, shape.attention_dropout
-        self.qkv = empty(sum_parts(documents, *head), 3, hidden)
+        self.qkv = empty(of_qkv, 3, hidden)
 
     def finish(self) -> list[tuple[Tensor, ...]]:
         """In the order of `NAMES`, for each layer."""

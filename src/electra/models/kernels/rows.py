@@ -1,8 +1,8 @@
-"""All layers of a very narrow network over rows of one length, as one kernel: see rows.cu.
+"""All layers of a very narrow network over rows of one length, as one kernel each way.
 
 ELECTRA-Small's generator is such a network: each of its layers takes a GPU less time than to begin
 with it. Its rows have nothing to do with each other, so that a program can go with one of them from
-the first layer to the last.
+the first layer to the last (rows.cu), and back (rowsback.cu).
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from electra.models.kernels.attention import SIZE, WHOLE, settings
-from electra.models.kernels.cuda import launch, tiles, usable
+from electra.models.kernels.cuda import GROUPS, launch, tiles, usable
 from electra.models.kernels.dropout import INFINITY, drop_count, rescale
 from electra.models.kernels.launch import programs
 
 WIDTH, INNER = 64, 256
-SHARED = 219264
+FORTH_SHARED, BACK_SHARED = 219264, 231936
 """Bytes on the chip."""
 SLAB = 16
 """Rows that a warp stores."""
@@ -75,9 +75,40 @@ def rows_forward(
     length, _, scale, odds_drops, odds_rescale = settings(WHOLE, 1, SIZE, attention_dropout)
     rows = tokens // length
     launch(
-        "rows.rows_forward", programs(rows, x.device, 1), SHARED,
+        "rows.rows_forward", programs(rows, x.device, 1), FORTH_SHARED,
         *(tiles(t.flatten(0, 1)) for t in read), *(tiles(t.flatten(0, 1), SLAB) for t in left),
         vectors, bias, found.logs, found.scale1, found.scale2, found.slope, documents, seeds, rows,
         layers, scale, eps, drop_count(dropout), rescale(dropout), odds_drops, odds_rescale,
     )  # fmt: skip
     return found
+
+
+def rows_backward(
+    grad: Tensor, documents: Tensor, seeds: Tensor, matrices: Sequence[Tensor], vectors: Tensor,
+    found: Layers, dropout: float, attention_dropout: float, sums: Sequence[Tensor],
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """The gradient of the input, and the factors that `electra.models.kernels.body.Back` names, of
+    all layers together.
+
+    `sums` get those over tokens in `rows_parts` parts: of both norms (layers, 2, parts, 3, 64), of
+    the expansion (layers, parts, 256) and of the projections (layers, parts, 3, 64).
+    """
+    project, attended, expand, contract, _ = matrices
+    factors = [torch.empty_like(found.qkv), torch.empty_like(found.mixed)]
+    factors += [torch.empty_like(found.active), torch.empty_like(found.y)]
+    of_input = torch.empty_like(grad)
+    length, _, scale, odds_drops, odds_rescale = settings(WHOLE, 1, SIZE, attention_dropout)
+    layers, rows = len(vectors), len(grad) // length
+    read = (project, attended, expand, contract, found.qkv, found.mixed, found.normal1)
+    launch(
+        "rowsback.rows_backward", programs(rows, grad.device, 1), BACK_SHARED, tiles(grad),
+        *(tiles(t.flatten(0, 1)) for t in (*read, found.normal2, *factors)), tiles(of_input),
+        vectors, found.slope, found.scale1, found.scale2, found.logs, documents, seeds, *sums, rows,
+        layers, scale, drop_count(dropout), rescale(dropout), odds_drops, odds_rescale,
+    )  # fmt: skip
+    return of_input, factors
+
+
+def rows_parts(documents: Tensor) -> int:
+    """How many parts the sums of `rows_backward` come in."""
+    return GROUPS * len(documents)

@@ -42,12 +42,12 @@ class Score(torch.autograd.Function):
         of_inner = torch.empty_like(inner)
         block, tall = tile(width, ELEMENTS)
         parts = programs(triton.cdiv(rows, tall), x.device, 2)
-        sums = torch.empty(parts, 2, width, device=x.device)
+        sums = torch.empty(parts, 3, width, device=x.device)
         tensors = (grad, inner, bias, weight, of_inner, sums)
         score_backward_kernel[(len(sums),)](*tensors, rows, width, tall, block, num_warps=4)
-        of_weight, of_bias = add_parts(sums, 0)
+        of_weight, of_bias, of_shift = add_parts(sums, 0)
         of_dense = product(of_inner.t(), x)
-        return of_inner @ matrix, of_dense, of_bias, of_weight.view_as(weight), grad.sum().view(1)
+        return of_inner @ matrix, of_dense, of_bias, of_weight.view_as(weight), of_shift[:1]
 
 
 @triton.jit
@@ -73,6 +73,7 @@ def score_backward_kernel(
     gain = tl.load(weight + col, col < width, 0.0)[None, :]
     of_weight = tl.zeros((TALL, BLOCK), tl.float32)
     of_bias = tl.zeros((TALL, BLOCK), tl.float32)
+    of_shift = tl.zeros((TALL, 1), tl.float32)
     for first in range(tl.program_id(0) * TALL, rows, tl.num_programs(0) * TALL):
         row = first + tl.arange(0, TALL)
         here = (row < rows)[:, None] & (col < width)[None, :]
@@ -81,9 +82,11 @@ def score_backward_kernel(
         z = tl.load(inner + at, here, 0.0).to(tl.float32) + offset
         active, slope = gelu_at(z)
         of_weight += g * active
+        of_shift += g
         g = g * gain * slope
         tl.store(of_inner + at, g, here)
         of_bias += g
-    to = sums + tl.program_id(0) * 2 * width + col
+    to = sums + tl.program_id(0) * 3 * width + col
     tl.store(to, column_sums(of_weight), col < width)
     tl.store(to + width, column_sums(of_bias), col < width)
+    tl.store(to + 2 * width, tl.where(col == 0, tl.sum(of_shift), 0.0), col < width)
