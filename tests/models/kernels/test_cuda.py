@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.models.kernels import attention, cuda, ffn, narrow, norm, rows
+from electra.models.kernels import attention, cuda, ffn, norm, rows
 from electra.models.kernels.body import Shape
 from electra.models.kernels.dropout import draw_seeds
 from electra.models.kernels.ffn import (
@@ -28,7 +28,6 @@ from electra.models.kernels.gelu import empty_slope
 KERNELS = {
     "products": ["multiply_back", "multiply_bend", "multiply_gelu", "multiply_plain"],
     "attend": ["attend_backward"],
-    "narrow": ["narrow_backward", "narrow_forward"],
     "norm": ["norm_backward"],
     "rows": ["rows_forward"],
     "rowsback": ["rows_backward"],
@@ -36,7 +35,6 @@ KERNELS = {
 SHARED = {
     "products": [ffn.SHARED],
     "attend": [attention.SHARED],
-    "narrow": [narrow.FORTH_SHARED, narrow.BACK_SHARED],
     "norm": [norm.SHARED],
     "rows": [rows.FORTH_SHARED],
     "rowsback": [rows.BACK_SHARED],
@@ -53,8 +51,8 @@ def test_the_host_asks_for_the_shared_memory_that_kernels_have(source):
 def test_the_host_starts_as_many_groups_as_compute():
     """Mostly as many as hopper.cuh says; a kernel of its own number says so before it."""
     found = [re.findall(r"GROUPS = (\d)", cuda.text(source).decode()) for source in cuda.SOURCES]
-    assert found == [["2"], ["2"], ["2", "3"], ["2", "3"], ["2"], ["2"]]
-    assert [cuda.GROUPS, narrow.FORTH_GROUPS, norm.WARPS // 4 - 1] == [2, 3, 3]
+    assert found == [["2"], ["2"], ["2", "3"], ["2"], ["2"]]
+    assert [cuda.GROUPS, norm.WARPS // 4 - 1] == [2, 3]
 
 
 @pytest.mark.parametrize("source", cuda.SOURCES)
@@ -233,54 +231,6 @@ def narrow_layer(draw) -> list[torch.Tensor]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.48])
-@pytest.mark.parametrize("above", [True, False])
-@pytest.mark.parametrize("rows", [1, 130, 1000, 16384, 26000])
-def test_narrow_layers(rows, above, p, hopper, draw, monkeypatch):
-    """The same as Triton's, which drop the same elements. Of 26,000 rows each group has several
-    tiles."""
-    layer, matrix, bias = narrow_layer(draw), draw(192, 64, scale=0.1), draw(192)
-    mixed, x, grad, of_qkv = (draw(rows, width) for width in (64, 64, 64, 192))
-    seeds = draw_seeds(2, hopper)
-    whole = torch.full((len(empty_slope(x)) + 64, 256), 7, dtype=torch.uint8, device=hopper)
-    slope, after = whole[:-64], whole[-64:]
-    other = torch.empty_like(slope)
-    forth, back = [], []
-    for able, bends in ((True, slope), (False, other)):
-        monkeypatch.setattr(narrow, "usable", lambda device, able=able: able)
-        found, behind = zip(*(with_end(rows, n, hopper) for n in (64, 256, 64, 192)), strict=True)
-        for room in found:
-            room.fill_(torch.nan)
-        y, active, out, qkv = found
-        to = narrow.Projection(qkv, matrix, bias) if above else None
-        kept = narrow.narrow_forward(mixed, x, y, active, bends, out, layer, seeds, p, 1e-12, to)
-        forth.append((y, active, out, *kept, *([qkv] if above else [])))
-        assert above or qkv.isnan().all()
-        assert all((rest == 7).all() for rest in (*behind, after))
-    for ours, tritons in zip(*forth, strict=True):
-        assert off(ours, tritons.float()) < 1e-2
-    stored = in_order(slope)
-    assert off(stored[:rows].float() - 27, other[:rows].float() - 27) < 2e-2
-
-    for able, bends in ((True, slope), (False, stored)):  # from what the same way forth kept
-        monkeypatch.setattr(narrow, "usable", lambda device, able=able: able)
-        found, behind = zip(*(with_end(rows, n, hopper) for n in (64, 256, 64)), strict=True)
-        for room in found:
-            room.fill_(torch.nan)
-        parts = narrow.narrow_parts(rows, layer[3], p)
-        norm_sums = torch.full((2, parts, 3, 64), torch.nan, device=hopper)
-        gelu_sums = torch.full((parts, 256), torch.nan, device=hopper)
-        to = narrow.Projection(of_qkv, matrix, bias) if above else None
-        given = (grad, to, (*forth[0][3:7], bends), layer, seeds, p)
-        both = narrow.narrow_backward(*given, *found, norm_sums, gelu_sums)
-        sums = (*norm_sums.sum(1).flatten(0, 1), gelu_sums.sum(0))
-        back.append((*found, *both, *sums))
-        assert all((rest == 7).all() for rest in behind)
-    for ours, tritons in zip(*back, strict=True):
-        assert off(ours, tritons.float()) < 1e-2
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.48])
 @pytest.mark.parametrize(("count", "layers"), [(1, 1), (7, 12), (300, 3)])
 def test_all_layers_of_a_row(count, layers, p, hopper, draw, through, monkeypatch):
     """The same as layer by layer, and so is the way back. Of 300 rows a program has several."""
@@ -423,23 +373,24 @@ def test_which_norm_is_taken(width, dtype, p, fits, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("width", "inner", "dtype", "p", "fits"),
+    ("length", "heads", "shape", "dtype", "p", "fits"),
     [
-        (64, 256, torch.bfloat16, 0.1, True),
-        (64, 256, torch.bfloat16, 0.0, True),
-        (64, 128, torch.bfloat16, 0.1, False),
-        (32, 256, torch.bfloat16, 0.1, False),
-        (64, 256, torch.float16, 0.1, False),
-        (64, 256, torch.bfloat16, 0.5, False),  # beyond what one instruction compares
+        (128, 1, (64, 256), torch.bfloat16, 0.1, True),
+        (128, 1, (64, 256), torch.bfloat16, 0.0, True),
+        (512, 1, (64, 256), torch.bfloat16, 0.1, False),
+        (128, 4, (64, 256), torch.bfloat16, 0.1, False),
+        (128, 1, (64, 128), torch.bfloat16, 0.1, False),
+        (128, 1, (64, 256), torch.float16, 0.1, False),
+        (128, 1, (64, 256), torch.bfloat16, 0.5, False),  # beyond what one instruction compares
     ],
 )
-def test_which_narrow_layer_is_taken(width, inner, dtype, p, fits, monkeypatch):
-    contract, parts = torch.empty(width, inner, dtype=dtype), 1000 // 64 + 1
-    assert not narrow.resident(contract, p)
-    assert narrow.narrow_parts(1000, contract, p) == parts
-    monkeypatch.setattr(narrow, "usable", lambda device: True)
-    assert narrow.resident(contract, p) == fits
-    assert narrow.narrow_parts(1000, contract, p) == (4 if fits else parts)
+def test_what_goes_by_rows(length, heads, shape, dtype, p, fits, monkeypatch):
+    documents = torch.empty(2, length, dtype=torch.int32)
+    given = (documents, torch.empty(shape), heads, dtype)
+    assert not rows.by_rows(*given, (p, p))
+    monkeypatch.setattr(rows, "usable", lambda device: True)
+    for dropouts in ((p, 0.1), (0.1, p)):
+        assert rows.by_rows(*given, dropouts) == fits
 
 
 class Box(NamedTuple):
@@ -471,27 +422,22 @@ def handed(value: Any) -> str:
     return {Box: "MAP", bool: "int", int: "int", float: "float"}[type(value)]
 
 
-@pytest.mark.parametrize("above", [True, False])
-def test_narrow_kernels_are_given_what_they_take(above, monkeypatch):
+def test_kernels_by_rows_are_given_what_they_take(monkeypatch):
     calls = []
-    monkeypatch.setattr(narrow, "usable", lambda device: True)
-    monkeypatch.setattr(narrow, "tiles", Box)
-    monkeypatch.setattr(narrow, "launch", lambda *given, **more: calls.append((given, more)))
+    monkeypatch.setattr(rows, "tiles", Box)
+    monkeypatch.setattr(rows, "launch", lambda *given: calls.append(given))
     shapes = [(192, 64), (64, 64), (256, 64), (64, 256), (192,)]
-    layer = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
-    layer += [torch.empty(256 if n == 3 else 64) for n in range(7)]
-    a, b, c, inner, qkv = (
-        torch.empty(130, width, dtype=torch.bfloat16) for width in (64, 64, 64, 256, 192)
-    )
-    to = narrow.Projection(qkv, layer[0], layer[4]) if above else None
-    seeds, slope = draw_seeds(2, a.device), empty_slope(inner)
-    kept = narrow.narrow_forward(a, b, c, inner, slope, a, layer, seeds, 0.1, 1e-12, to)
-    sums = torch.empty(2, 4, 3, 64), torch.empty(4, 256)
-    narrow.narrow_backward(a, to, (*kept, slope), layer, seeds, 0.1, b, inner, c, *sums)
-    assert [more for _, more in calls] == [{"groups": 3}, {}]
-    for (name, grid, _, *given), _ in calls:
+    matrices = [torch.empty(3, *shape, dtype=torch.bfloat16) for shape in shapes]
+    documents, vectors = torch.empty(5, 128, dtype=torch.int32), torch.empty(3, 640)
+    x = torch.empty(640, 64, dtype=torch.bfloat16)
+    seeds = draw_seeds(9, x.device).view(3, 3, 4)
+    found = rows.rows_forward(x, documents, seeds, matrices, vectors, 1e-12, 0.1, 0.1)
+    sums = [torch.empty(1) for _ in range(3)]
+    rows.rows_backward(x, documents, seeds, matrices, vectors, found, 0.1, 0.1, sums)
+    for name, grid, _, *given in calls:
         assert grid == 2
         assert [handed(value) for value in given] == declared(*name.split("."))
+        assert all(len(value.matrix.shape) == 2 for value in given if isinstance(value, Box))
 
 
 @pytest.mark.parametrize(("rows", "room"), [(1, 64), (64, 64), (130, 192)])

@@ -20,7 +20,7 @@ from electra.models.kernels.narrow import (
 )
 
 EPS = 1e-12
-CASES = [(1, 16, 128), (128, 64, 256), (150, 64, 256), (150, 64, 128), (70, 32, 384)]
+CASES = [(1, 16, 128), (128, 64, 256), (150, 64, 128), (70, 32, 384)]
 """Rows, width and inner width."""
 SHARES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 """Differences that are allowed: in half precision by some roundings."""
@@ -106,7 +106,7 @@ def test_forth_and_back(rows, width, inner, above, p, dtype, layer, seeds, norma
     of_attended, of_inner, of_outer = (
         torch.full((rows, n), torch.nan, dtype=dtype, device=device) for n in (width, inner, width)
     )
-    parts = narrow_parts(rows, params["contract.weight"], p)
+    parts = narrow_parts(rows)
     norm_sums = torch.full((2, parts, 3, width), torch.nan, device=device)
     gelu_sums = torch.full((parts, inner), torch.nan, device=device)
     before = grad.clone()

@@ -14,51 +14,6 @@ constexpr int AT_LOGS = AT_ONES + 256, AT_BACK = AT_LOGS + LENGTH * 4;
 constexpr int AT_DOWN = AT_BACK + LENGTH * 4, AT_PAPERS = AT_DOWN + LENGTH * 4;
 static_assert(AT_PAPERS + LENGTH * 4 == 231808, "attention.py asks for as much");
 
-// --- Products: (64, 16) times (16, 128)
-
-__device__ __forceinline__ void mma(float (&d)[64], u64 a, u64 b) {
-    asm volatile(WGMMA("128") "{" N64 "}, %64, %65, 1, 1, 1, 0, 0;"
-                 : F64("+f", d, 0) : "l"(a), "l"(b));
-}
-__device__ __forceinline__ void first_mma(float (&d)[64], u64 a, u64 b) {
-    asm volatile(WGMMA("128") "{" N64 "}, %64, %65, 0, 1, 1, 0, 0;"
-                 : F64("=f", d, 0) : "l"(a), "l"(b));
-}
-
-// --- The kernel
-
-// Dropout, as in attention_dropout.py, for two keys and a query: odds become what of them is used,
-// slopes those of the scores.
-__device__ __forceinline__ void drop(
-    float& odds0, float& odds1, float& slope0, float& slope1, float back, u32 bits, u32 bound)
-{
-    asm("{ .reg .pred p, q; .reg .f32 a, b;\n"
-        "setp.ge.f16x2 p|q, %5, %6;\n"
-        "mul.f32 a, %0, %4; mul.f32 b, %1, %4;\n"
-        "@!p fma.rn.f32 a, %0, %2, a; @!q fma.rn.f32 b, %1, %3, b;\n"
-        "mov.f32 %2, a; mov.f32 %3, b;\n"
-        "selp.f32 %0, 0f00000000, %0, p; selp.f32 %1, 0f00000000, %1, q; }"
-        : "+f"(odds0), "+f"(odds1), "+f"(slope0), "+f"(slope1)
-        : "f"(back), "r"(bits), "r"(bound));
-}
-
-__device__ __forceinline__ float power(float x) {
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
-__device__ __forceinline__ uint4 shared_four(u32 where) {
-    uint4 r;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "r"(where));
-    return r;
-}
-__device__ __forceinline__ float dot(u32 a, u32 b) { return low(a) * low(b) + high(a) * high(b); }
-__device__ __forceinline__ float dot(uint4 a, uint4 b) {
-    return dot(a.x, b.x) + dot(a.y, b.y) + dot(a.z, b.z) + dot(a.w, b.w);
-}
-__device__ __forceinline__ void both_sync() { asm volatile("bar.sync 5, 256;" ::: "memory"); }
-
 KERNEL attend_backward(
     MAP grad, MAP qkv, MAP mixed, MAP of_qkv, const int* documents, const float* logs, float* sums,
     const int* seed, int rows, int heads, float scale, int drops, float rescale)

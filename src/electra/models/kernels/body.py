@@ -357,7 +357,7 @@ class Sums:
         of_norms = back_parts(tokens, hidden, contract.dtype, device, shape.dropout)
         of_gelu = bend_parts(tokens, inner, device)
         if narrow(contract):
-            of_norms = of_gelu = narrow_parts(tokens, contract, shape.dropout)
+            of_norms = of_gelu = narrow_parts(tokens)
         elif ffn_fits(contract):
             of_gelu = ffn_parts(tokens, contract)
         head = hidden // shape.heads, contract.dtype, shape.attention_dropout

@@ -77,6 +77,8 @@ __device__ __forceinline__ void call_next() {
 __device__ __forceinline__ void group_sync(int group) {
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
+// Both groups that compute
+__device__ __forceinline__ void both_sync() { asm volatile("bar.sync 5, 256;" ::: "memory"); }
 // Two groups take turns at the tensor cores: while one multiplies, the other computes.
 __device__ __forceinline__ void await_turn(int group) {
     asm volatile("bar.sync %0, 256;" ::"r"(group + 3) : "memory");
@@ -147,6 +149,16 @@ __device__ __forceinline__ void first_mma(float (&d)[32], const u32* a, u64 b) {
                  : F32("=f", d) : FOUR(a), "l"(b), "n"(RIGHT));
 }
 
+// (64, 16) times (16, 128)
+__device__ __forceinline__ void mma(float (&d)[64], u64 a, u64 b) {
+    asm volatile(WGMMA("128") "{" N64 "}, %64, %65, 1, 1, 1, 0, 0;"
+                 : F64("+f", d, 0) : "l"(a), "l"(b));
+}
+__device__ __forceinline__ void first_mma(float (&d)[64], u64 a, u64 b) {
+    asm volatile(WGMMA("128") "{" N64 "}, %64, %65, 0, 1, 1, 0, 0;"
+                 : F64("=f", d, 0) : "l"(a), "l"(b));
+}
+
 // Sums over 16 rows of a tile, in all eight columns, by a product of its columns with ones
 __device__ __forceinline__ void sum_mma(float (&d)[4], u64 a, u64 ones) {
     asm volatile(
@@ -169,6 +181,20 @@ __device__ __forceinline__ u32 pack(float low, float high) {
 }
 __device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+__device__ __forceinline__ float dot(u32 a, u32 b) { return low(a) * low(b) + high(a) * high(b); }
+__device__ __forceinline__ float dot(uint4 a, uint4 b) {
+    return dot(a.x, b.x) + dot(a.y, b.y) + dot(a.z, b.z) + dot(a.w, b.w);
+}
+__device__ __forceinline__ float power(float x) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+// Of a row of a product, which four threads have
+__device__ __forceinline__ float row_sum(float x) {
+    x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);
+    return x + __shfl_xor_sync(0xFFFFFFFFu, x, 2);
+}
 __device__ __forceinline__ u32 shared_word(u32 where) {
     u32 r;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r) : "r"(where));
@@ -182,6 +208,12 @@ __device__ __forceinline__ uint2 shared_pair(u32 where) {
 __device__ __forceinline__ float2 shared_floats(u32 where) {
     uint2 r = shared_pair(where);
     return make_float2(__uint_as_float(r.x), __uint_as_float(r.y));
+}
+__device__ __forceinline__ uint4 shared_four(u32 where) {
+    uint4 r;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "r"(where));
+    return r;
 }
 __device__ __forceinline__ void set_shared(u32 where, u32 value) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(where), "r"(value) : "memory");
@@ -199,6 +231,16 @@ __device__ __forceinline__ void put_columns(u32 where, int k, const u32* pairs) 
 __device__ __forceinline__ void put(u32 where, const u32 (&pairs)[16]) {
 #pragma unroll
     for (int k = 0; k < 4; k++) put_columns(where, k, pairs + 4 * k);
+}
+// The counterpart of `put`
+__device__ __forceinline__ void get(u32 where, u32 (&pairs)[16]) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        u32* to = pairs + 4 * k;
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                     : "r"(columns_at(where, k)) : "memory");
+    }
 }
 // A thread's numbers of a box with their bias, in pairs; at `bias` is that of its first two columns
 __device__ __forceinline__ void add_box(const float* z, u32 bias, u32* pairs) {

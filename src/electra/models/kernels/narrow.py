@@ -4,12 +4,6 @@ All the rest of a layer is about each token by itself: a program has some rows o
 with them from one attention to the next. The inner width it goes through piece by piece, each of
 which is expanded and contracted at once. In memory lies what others read: factors of the gradients
 of matrices, and for the way back normalised rows and gelu's slope.
-
-On Hopper GPUs, in bf16, layers as wide as that generator's (`resident`) are in CUDA C++, narrow.cu:
-a program keeps all matrices on the chip, its groups of warps have tiles of their own, the next of
-which come meanwhile, and what one product gives goes from registers into the next. On an H200, for
-16,384 tokens, in microseconds: forth 15.5 -> 13.8, back 20.7 -> 15.2. Slopes lie in memory as
-threads have them, so the way back has to have the same form.
 """
 
 from collections.abc import Sequence
@@ -20,18 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.models.kernels.cuda import GROUPS, launch, tiles, usable
-from electra.models.kernels.dropout import (
-    INFINITY,
-    bit_keys,
-    column_keys,
-    drop_count,
-    drop_rows,
-    rescale,
-)
-from electra.models.kernels.gelu import WHOLE_ROWS, gelu_stored, unpacked
+from electra.models.kernels.dropout import bit_keys, column_keys, drop_count, drop_rows, rescale
+from electra.models.kernels.gelu import gelu_stored, unpacked
 from electra.models.kernels.join import in_order, in_tiles, joins, norm_rows, numbers, rows_at
-from electra.models.kernels.launch import programs
 from electra.models.kernels.norm import normalise_backward
 from electra.models.kernels.sums import over_rows
 
@@ -39,12 +24,6 @@ WIDEST = 64
 FORTH = {"TALL": 64, "WIDE": 64, "num_warps": 4, "num_stages": 3}
 BACK = {"TALL": 64, "WIDE": 64, "num_warps": 4, "num_stages": 3, "maxnreg": 168}
 """Rows of a tile, and columns of a piece of the inner width."""
-RESIDENT = (64, 256)
-"""In CUDA: width and inner width."""
-FORTH_SHARED, BACK_SHARED = 224384, 214144
-"""Bytes on the chip."""
-FORTH_GROUPS, SLAB = 3, 16
-"""Forth there is one group of warps more, and each warp stores its own rows."""
 
 
 class Projection(NamedTuple):
@@ -62,12 +41,6 @@ def narrow(contract: Tensor) -> bool:
     return joins(contract) and width <= WIDEST and whole
 
 
-def resident(contract: Tensor, dropout: float) -> bool:
-    """Whether layers with this matrix are those in CUDA."""
-    fits = contract.shape == RESIDENT and drop_count(dropout) <= INFINITY.value
-    return fits and contract.dtype == torch.bfloat16 and usable(contract.device)
-
-
 def narrow_forward(
     mixed: Tensor, x: Tensor, y: Tensor, active: Tensor, slope: Tensor, out: Tensor,
     p: Sequence[Tensor], seeds: Tensor, dropout: float, eps: float,
@@ -83,18 +56,8 @@ def narrow_forward(
     b_attended, gain1, shift1, b_expand, b_contract, gain2, shift2 = p[5:]
     normals = [torch.empty_like(x) for _ in range(2)]
     scales = [torch.empty(rows, device=x.device) for _ in range(2)]
-    qkv, matrix, bias = above or (out, attended, out)  # for none anything will do
-    if resident(contract, dropout):
-        launch(
-            "narrow.narrow_forward", _programs(rows, x.device), FORTH_SHARED,
-            *map(tiles, (mixed, attended, expand, contract, matrix, x)),
-            *(tiles(t, SLAB) for t in (y, active, out, *normals, qkv)),
-            *(vector.float() for vector in p[5:]), bias.to(matrix.dtype), *scales, slope, seeds,
-            rows, eps, drop_count(dropout), rescale(dropout), above is not None,
-            groups=FORTH_GROUPS,
-        )  # fmt: skip
-        return normals[0], scales[0], normals[1], scales[1]
     tall, wide = FORTH["TALL"], FORTH["WIDE"]
+    qkv, matrix, bias = above or (out, attended, b_attended)  # for none anything will do
     narrow_forward_kernel[(triton.cdiv(rows, tall),)](
         in_tiles(mixed, tall, width), in_tiles(attended, width, width),
         in_tiles(expand, wide, width), in_tiles(contract, width, wide),
@@ -124,19 +87,9 @@ def narrow_backward(
     (rows, width), inner = grad.shape, of_inner.shape[1]
     attended, expand, contract = p[1:4]
     normal1, scale1, normal2, scale2, slope = kept
+    tall, wide = BACK["TALL"], BACK["WIDE"]
     of_x, of_mixed = torch.empty_like(grad), torch.empty_like(grad)
     of_qkv, matrix, _ = above or (grad, attended, grad)  # for none anything will do
-    if resident(contract, dropout):
-        given = (grad, of_qkv, matrix, contract, expand, attended, normal1, normal2)
-        found = (of_outer, of_inner, of_attended, of_x, of_mixed)
-        launch(
-            "narrow.narrow_backward", _programs(rows, grad.device), BACK_SHARED,
-            *map(tiles, (*given, *found)), slope, p[6].float(), p[10].float(), scale1, scale2,
-            norm_sums[0], norm_sums[1], gelu_sums, seeds, rows, drop_count(dropout),
-            rescale(dropout), above is not None,
-        )  # fmt: skip
-        return of_x, of_mixed
-    tall, wide = BACK["TALL"], BACK["WIDE"]
     narrow_backward_kernel[(triton.cdiv(rows, tall),)](
         in_tiles(of_qkv, tall, width), in_tiles(matrix, width, width),
         in_tiles(contract, width, wide), in_tiles(slope, tall, wide),
@@ -151,16 +104,9 @@ def narrow_backward(
     return of_x, of_mixed
 
 
-def narrow_parts(rows: int, contract: Tensor, dropout: float) -> int:
+def narrow_parts(rows: int) -> int:
     """How many parts the sums of `narrow_backward` come in."""
-    if resident(contract, dropout):
-        return GROUPS * _programs(rows, contract.device)
     return triton.cdiv(rows, BACK["TALL"])
-
-
-def _programs(rows: int, device: torch.device) -> int:
-    """In CUDA."""
-    return programs(triton.cdiv(rows, WHOLE_ROWS), device, 1)
 
 
 @triton.jit

@@ -22,15 +22,6 @@ static_assert(AT_NOTES + GROUPS * NOTES == 219264, "rows.py asks for as much");
 // Where vectors of a layer lie in memory: of both norms bias, gain and shift, then the expansion's
 constexpr int VECTORS = 6 * WIDTH + INNER;
 
-// (64, 16) times (16, 128)
-__device__ __forceinline__ void mma(float (&d)[64], u64 a, u64 b) {
-    asm volatile(WGMMA("128") "{" N64 "}, %64, %65, 1, 1, 1, 0, 0;"
-                 : F64("+f", d, 0) : "l"(a), "l"(b));
-}
-__device__ __forceinline__ void first_mma(float (&d)[64], u64 a, u64 b) {
-    asm volatile(WGMMA("128") "{" N64 "}, %64, %65, 0, 1, 1, 0, 0;"
-                 : F64("=f", d, 0) : "l"(a), "l"(b));
-}
 // A tile's rows from registers times 64 columns of a matrix in shared memory. NEW: without what was
 // there before.
 template <bool NEW>
@@ -42,29 +33,9 @@ __device__ __forceinline__ void multiply(float (&d)[32], const u32 (&rows)[16], 
         else mma<0>(d, rows + 4 * k, right);
     }
 }
-// The counterpart of `put`
-__device__ __forceinline__ void get(u32 where, u32 (&pairs)[16]) {
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        u32* to = pairs + 4 * k;
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                     : "r"(columns_at(where, k)) : "memory");
-    }
-}
-// Four threads have a row
-__device__ __forceinline__ float row_sum(float x) {
-    x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);
-    return x + __shfl_xor_sync(0xFFFFFFFFu, x, 2);
-}
 __device__ __forceinline__ float row_top(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 2));
-}
-__device__ __forceinline__ float power(float x) {
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
 }
 // Two keys and a query: odds become what of them is used.
 __device__ __forceinline__ void lose(float& odds0, float& odds1, u32 bits, u32 bound) {
@@ -72,7 +43,6 @@ __device__ __forceinline__ void lose(float& odds0, float& odds1, u32 bits, u32 b
         "@p mov.f32 %0, 0f00000000; @q mov.f32 %1, 0f00000000; }"
         : "+f"(odds0), "+f"(odds1) : "r"(bits), "r"(bound));
 }
-__device__ __forceinline__ void both_sync() { asm volatile("bar.sync 5, 256;" ::: "memory"); }
 
 KERNEL rows_forward(
     MAP x, MAP project, MAP attended, MAP expand, MAP contract, MAP qkv, MAP mixed, MAP y,
@@ -86,15 +56,13 @@ KERNEL rows_forward(
     u32 arrived = empty + 8 * MATRICES, taken = arrived + 8;
     int thread = threadIdx.x, group = thread / 128, tokens = rows * LENGTH;
     bool brings = thread == GROUPS * 128;
-    auto bring = [&](int n) {
-        for (int i = 0; i < 3; i++) load(base + i * BOX, &project, 0, n * 192 + i * 64, full);
-    };
-    auto bring_matrix = [&](int which, int n) {
+    auto bring = [&](int which, int n) {
         u32 bar = full + 8 * which;
-        int count = which == PROJECT ? 3 : which == ATTENDED ? 1 : PIECES;
-        expect(bar, count * BOX);
-        if (which == PROJECT) bring(n);
-        else if (which == ATTENDED) load(base + AT_ATTENDED, &attended, 0, n * 64, bar);
+        expect(bar, (which == PROJECT ? 3 : which == ATTENDED ? 1 : PIECES) * BOX);
+        if (which == PROJECT)
+            for (int i = 0; i < 3; i++) load(base + i * BOX, &project, 0, n * 192 + i * 64, bar);
+        else if (which == ATTENDED)
+            load(base + AT_ATTENDED, &attended, 0, n * 64, bar);
         else if (which == EXPAND)
             for (int i = 0; i < PIECES; i++)
                 load(base + AT_EXPAND + i * BOX, &expand, 0, n * INNER + i * 64, bar);
@@ -107,7 +75,7 @@ KERNEL rows_forward(
             bar_init(full + 8 * i, 1), bar_init(empty + 8 * i, GROUPS);
         bar_init(arrived, 1), bar_init(taken, GROUPS);
         bars_ready();
-        for (int i = 0; i < MATRICES; i++) bring_matrix(i, 0);
+        for (int i = 0; i < MATRICES; i++) bring(i, 0);
     }
     call_next();
     await_before();
@@ -125,7 +93,7 @@ KERNEL rows_forward(
                 for (int n = 0; n < layers; n++, round++)
                     for (int i = 0; i < MATRICES && round; i++) {
                         wait(empty + 8 * i, (round & 1) ^ 1);
-                        bring_matrix(i, n);
+                        bring(i, n);
                     }
             }
         }

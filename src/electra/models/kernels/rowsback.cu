@@ -2,10 +2,10 @@
 // tokens, for Hopper GPUs.
 //
 // No row has to know of another: a program goes with one from the last layer to the first, and each
-// of its groups has half of the tokens. A layer is what `narrow_backward` of narrow.cu does, and
-// then what `attend_backward` of attend.cu does. The gradient of the residual stays in registers,
-// those of what attention mixed and of the projections in shared memory. Matrices and tiles come
-// while others are computed with, each as soon as its place is free.
+// of its groups has half of the tokens. A layer is what `narrow_backward_kernel` of narrow.py does,
+// and then what attend.cu does. The gradient of the residual stays in registers, those of what
+// attention mixed and of the projections in shared memory. Matrices and tiles come while others are
+// computed with, each as soon as its place is free.
 
 constexpr int WIDTH = 64, INNER = 256, PIECES = INNER / 64, LENGTH = 128, TILE = 2 * BOX;
 // Shared memory: matrices, of one layer each; tiles of the row: queries, keys, values, mixtures,
@@ -21,7 +21,7 @@ constexpr int AT_BARS = AT_N2 + TILE, AT_ONES = AT_BARS + 256, AT_NOTES = AT_ONE
 constexpr int GAINS = WIDTH * 4, AT_KEYS = 2 * GAINS, KEYS = WIDTH * 2, NOTES = AT_KEYS + 2 * KEYS;
 constexpr int BACK = 64 * 4, DOWN = 2 * BACK, AT_PAPERS = AT_NOTES + GROUPS * NOTES;
 static_assert(DOWN + 64 * 4 == NOTES && AT_PAPERS + LENGTH * 4 <= 232448, "it has to fit");
-static_assert(AT_PAPERS + LENGTH * 4 == 231936, "the host asks for as much");
+static_assert(AT_PAPERS + LENGTH * 4 == 231936, "rows.py asks for as much");
 // Where vectors of a layer lie in memory: of both norms bias, gain and shift, then the expansion's
 constexpr int VECTORS = 6 * WIDTH + INNER;
 // What comes from memory; each has a barrier for its arrival and one for its place being free.
@@ -38,15 +38,6 @@ __device__ __forceinline__ u64 tile(u32 named) {
     return r;
 }
 constexpr int DOWN16 = 16 * 128 / 16, ACROSS16 = 16 * 2 / 16;  // rows or columns further
-// (64, 16) times (16, 128)
-__device__ __forceinline__ void mma(float (&d)[64], u64 a, u64 b) {
-    asm volatile(WGMMA("128") "{" N64 "}, %64, %65, 1, 1, 1, 0, 0;"
-                 : F64("+f", d, 0) : "l"(a), "l"(b));
-}
-__device__ __forceinline__ void first_mma(float (&d)[64], u64 a, u64 b) {
-    asm volatile(WGMMA("128") "{" N64 "}, %64, %65, 0, 1, 1, 0, 0;"
-                 : F64("=f", d, 0) : "l"(a), "l"(b));
-}
 // A tile's rows, one after the other in memory, times those of a tile of 128 rows
 __device__ __forceinline__ void multiply(float (&d)[64], u32 left, u32 right) {
 #pragma unroll
@@ -81,57 +72,7 @@ __device__ __forceinline__ void add_up(float (&d)[4], u32 box, u64 ones) {
 #pragma unroll
     for (int k = 1; k < 4; k++) sum_mma(d, tile(box + k * DOWN16), ones);
 }
-// The counterpart of `put`
-__device__ __forceinline__ void get(u32 where, u32 (&pairs)[16]) {
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        u32* to = pairs + 4 * k;
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                     : "r"(columns_at(where, k)) : "memory");
-    }
-}
 
-// --- Numbers
-
-// Four threads have a row
-__device__ __forceinline__ float row_sum(float x) {
-    x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);
-    return x + __shfl_xor_sync(0xFFFFFFFFu, x, 2);
-}
-__device__ __forceinline__ float power(float x) {
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
-__device__ __forceinline__ uint4 shared_four(u32 where) {
-    uint4 r;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "r"(where));
-    return r;
-}
-__device__ __forceinline__ float dot(u32 a, u32 b) { return low(a) * low(b) + high(a) * high(b); }
-__device__ __forceinline__ float dot(uint4 a, uint4 b) {
-    return dot(a.x, b.x) + dot(a.y, b.y) + dot(a.z, b.z) + dot(a.w, b.w);
-}
-// Dropout, as in attention_dropout.py, for two keys and a query: odds become what of them is used,
-// slopes those of the scores.
-__device__ __forceinline__ void drop(
-    float& odds0, float& odds1, float& slope0, float& slope1, float back, u32 bits, u32 bound)
-{
-    asm("{ .reg .pred p, q; .reg .f32 a, b;\n"
-        "setp.ge.f16x2 p|q, %5, %6;\n"
-        "mul.f32 a, %0, %4; mul.f32 b, %1, %4;\n"
-        "@!p fma.rn.f32 a, %0, %2, a; @!q fma.rn.f32 b, %1, %3, b;\n"
-        "mov.f32 %2, a; mov.f32 %3, b;\n"
-        "selp.f32 %0, 0f00000000, %0, p; selp.f32 %1, 0f00000000, %1, q; }"
-        : "+f"(odds0), "+f"(odds1), "+f"(slope0), "+f"(slope1)
-        : "f"(back), "r"(bits), "r"(bound));
-}
-
-// --- The kernel
-
-__device__ __forceinline__ void both_sync() { asm volatile("bar.sync 5, 256;" ::: "memory"); }
 // A tile is brought nearer, into the cache.
 __device__ __forceinline__ void fetch(const Map* map, int x, int y) {
     asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];"
@@ -280,7 +221,7 @@ KERNEL rows_backward(
     };
     for (int r = blockIdx.x; r < rows; r += gridDim.x, turn++) {
         int first = r * LENGTH + group * 64;  // of the group's tokens
-        u64 part = r * GROUPS + group, parts = rows * GROUPS;
+        int part = r * GROUPS + group, parts = rows * GROUPS;
         u32 kept[16];  // of the gradient of a layer's input what does not come through projections
         // All of it, from the gradients of layer n's projections, which lie where attention left
         // them.
@@ -370,6 +311,9 @@ KERNEL rows_backward(
             u32 start = seed[0], across = seed[1];
             int known = half ? documents[r * LENGTH + query]
                              : __float_as_int(logs[n * tokens + r * LENGTH + query]);
+
+            // Else addresses that never change would take registers for all of the loop.
+            asm volatile("" : "+r"(notes), "+r"(mine));
 
             // The norm of the output
             float z[32], mid[32], outer[32];
