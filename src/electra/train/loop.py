@@ -192,7 +192,7 @@ def dry_run(run: Run, rows: Tensor) -> None:
             take = partial(step, run)
             run.replay = captured(take, run.objective, run.optimizer, rows, run.dtype)
             # The graph keeps its memory, so held-out text needs room beside it
-            validate(run.objective, run.held_out, run.micro_batch, run.dtype)
+            validate(run.objective, run.held_out[: run.micro_batch], run.micro_batch, run.dtype)
             return
         for _ in run.objective.stages():
             backward(run, *run.objective.exercise(rows))

@@ -9,9 +9,6 @@ from electra.objectives.objective import Objective
 from electra.text.shards import Shards
 from electra.train.device import autocast, random_state, set_random_state
 
-AT_ONCE = 4
-"""Micro-batches together on a GPU, which without a way back take less memory than one with it: few
-rows take as long to launch as many."""
 COUNTED_AT_ONCE = 65_536
 """Rows in memory while words are counted."""
 
@@ -27,7 +24,7 @@ def validate(
     objective.eval()
     sums = torch.zeros(len(objective.names), device=device)
     verdicts = []
-    for part in rows.split(micro_batch * (AT_ONCE if device.type == "cuda" else 1)):
+    for part in rows.split(micro_batch):
         exercise = objective.exercise(part.to(device))
         with autocast(device, dtype):
             outcome = objective(*exercise)

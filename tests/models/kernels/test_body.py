@@ -154,15 +154,6 @@ def test_each_pass_and_each_layer_has_its_own_dropout(device, layers, normal, th
         assert not torch.allclose(seen[-1], seen[-2])
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_without_a_way_back_the_result_is_the_same(recompute, device, layers, normal, through):
-    made, x, documents = layers(64, 1), normal(10, 64), texts(2, 5, device)
-    shape = Shape(1, 0.0, 0.0, EPS, recompute)
-    found = through(x, documents, shape, *params_of(made))
-    with torch.no_grad():
-        assert torch.equal(through(x, documents, shape, *params_of(made)), found)
-
-
 def test_what_is_computed_again_is_not_kept(device, layers, normal, through):
     """Each layer's input alone."""
     made, x, documents = layers(48, 3), normal(10, 48), texts(2, 5, device)

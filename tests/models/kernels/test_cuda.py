@@ -247,7 +247,8 @@ def test_all_layers_of_a_row(count, layers, p, hopper, draw, through, monkeypatc
         out = through(x, documents, Shape(1, p, p, 1e-12), *params)
         found.append((out, *torch.autograd.grad(out, [x, *params], grad)))
     for number, (ours, others) in enumerate(zip(*found, strict=True)):
-        assert off(ours, others.float()) < 3e-2, number
+        # Each layer rounds in other places
+        assert off(ours, others.float()) < 1e-2 + 5e-3 * layers, number
 
 
 @pytest.mark.gpu

@@ -67,6 +67,19 @@ def test_every_kind(kind, mode, make, compare):
     compare(objective.train(mode == "train"))
 
 
+def test_without_a_way_back_nothing_is_kept_for_it(make, text, monkeypatch):
+    """And the result is the same."""
+    objective, batch, kept = make("rtd").eval(), text(3, 24, WORDS), []
+    fuse_(objective)
+    encoder = objective.discriminator.encoder
+    shape = kernels.Shape
+    monkeypatch.setattr(kernels, "Shape", lambda *given: kept.append(given[-1]) or shape(*given))
+    found = encoder(batch.ids, batch.segments, batch.real)
+    with torch.no_grad():
+        assert torch.equal(encoder(batch.ids, batch.segments, batch.real), found)
+    assert kept == [False, True]
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant(name, make, compare):
     compare(make("rtd", **VARIANTS[name]).train())

@@ -124,10 +124,8 @@ class Body(torch.autograd.Function):
         seeds = draw_seeds(3 * len(layers), x.device).view(len(layers), 3, -1)
         ctx.shape = shape
         dropouts = shape.dropout, shape.attention_dropout
-        returns = any(ctx.needs_input_grad)  # else nothing has to be kept for a way back
-        lean = shape.recompute or not returns
         ctx.by_rows = (
-            not lean
+            not shape.recompute
             and small(x, layers[0])
             and by_rows(documents, layers[0][3], shape.heads, x.dtype, dropouts)
         )
@@ -137,28 +135,26 @@ class Body(torch.autograd.Function):
             found = rows_forward(x, documents, seeds, matrices, vectors, shape.eps, *dropouts)
             ctx.save_for_backward(documents, seeds, vectors, *matrices, *found)
             return found.x[-1]
-        room = 1 if lean else len(layers)
+        room = 1 if shape.recompute else len(layers)
         forth = Forth._make(empties(x, room, forth_widths(layers[0])))
-        if not lean:
+        if not shape.recompute:
             forth.x[0] = x
         kept: list[Tensor] = []
         own_matrices = _cut(cast, CAST)
         qkv = project(x, projection(x, own_matrices[0]))
         for n, layer in enumerate(layers):
             own = Forth._make(t[n % room] for t in forth)
-            if lean:
+            if shape.recompute:
                 own = own._replace(x=x)
             out = forth.x[n + 1] if n + 1 < room else torch.empty_like(x)
             above = projection(x, own_matrices[n + 1]) if n + 1 < len(layers) else None
             p = [*own_matrices[n], *layer[CAST:]]
             saved = forward(own, qkv, documents, shape, seeds[n], p, out, above)
-            if returns:
-                kept += [x] if lean else saved
+            kept += [x] if shape.recompute else saved
             x, qkv = out, above.qkv if above else qkv
-        if not lean:
+        if not shape.recompute:
             kept += forth
-        if returns:
-            ctx.save_for_backward(documents, seeds, *params, *cast, *kept)
+        ctx.save_for_backward(documents, seeds, *params, *cast, *kept)
         return x
 
     @staticmethod

@@ -62,7 +62,9 @@ def encode(
     else:
         documents = real.int()
     attention_p = c.attention_dropout if encoder.training else 0.0
-    shape = Shape(c.head_count, p, attention_p, norm.eps, recompute)
+    # Without a way back nothing has to be kept for it
+    lean = recompute or not torch.is_grad_enabled()
+    shape = Shape(c.head_count, p, attention_p, norm.eps, lean)
     layers = parameters(encoder)
     matrices = copied(encoder, [layer[:CAST] for layer in layers], dtype)
     params = [p for layer in layers for p in layer]
