@@ -4,7 +4,7 @@
 // scores, which are tiles (keys, queries), each group has 64 keys. What it computes is what
 // `attend_backward_kernel` of attention.py does.
 
-constexpr int LENGTH = 128, SIZE = 64, TILE = LENGTH * SIZE * 2, LOADED = 5 * TILE;
+constexpr int SIZE = 64, TILE = LENGTH * SIZE * 2, LOADED = 5 * TILE;
 // Shared memory: queries, keys, values, gradient and mixtures of two heads; slopes of the scores;
 // two boxes for each group that go out; barriers; ones; and of each query the logarithm, `back`,
 // its key of dropout and its document
@@ -93,30 +93,15 @@ KERNEL attend_backward(
         mma_wait<0>();
 
         u32 papers = base + AT_PAPERS, own = papers + 4 * (group * 64 + line);
-        if (shared_word(papers) != shared_word(papers + 4 * (LENGTH - 1))) {
-            u32 own0 = shared_word(own), own1 = shared_word(own + 32);
-#pragma unroll
-            for (int j = 0; j < 16; j++) {
-                uint2 paper = shared_pair(papers + 4 * (8 * j + side));
-                if (paper.x != own0) odds[4 * j] = -1e30f;
-                if (paper.y != own0) odds[4 * j + 1] = -1e30f;
-                if (paper.x != own1) odds[4 * j + 2] = -1e30f;
-                if (paper.y != own1) odds[4 * j + 3] = -1e30f;
-            }
-        }
+        keep_apart(odds, papers, own, side);
         u32 used[32], slopes[32];
 #pragma unroll
         for (int j = 0; j < 16; j++) {
             u32 where = base + 4 * (8 * j + side);
             float2 log = shared_floats(where + AT_LOGS), back = shared_floats(where + AT_BACK);
             uint2 down = shared_pair(where + AT_DOWN);
-            float *p = odds + 4 * j, *d = slope + 4 * j;
-#pragma unroll
-            for (int i = 0; i < 4; i++) p[i] = power(p[i] * scale - (i % 2 ? log.y : log.x));
-            drop(p[0], p[2], d[0], d[2], back.x, fold(across, down.x), bound);
-            drop(p[1], p[3], d[1], d[3], back.y, fold(across, down.y), bound);
-            used[2 * j] = pack(p[0], p[1]), used[2 * j + 1] = pack(p[2], p[3]);
-            slopes[2 * j] = pack(d[0], d[1]), slopes[2 * j + 1] = pack(d[2], d[3]);
+            weigh(odds + 4 * j, slope + 4 * j, scale, log, back, down, across, bound, used + 2 * j,
+                  slopes + 2 * j);
         }
 #pragma unroll
         for (int i = 0; i < 8; i++)

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.runtime.cache import get_cache_manager
 
 SOURCES = ("products", "attend", "norm", "rows", "rowsback")
-HEADERS = ("hopper", "gelu", "dropout")
+HEADERS = ("hopper", "gelu", "dropout", "attention")
 """Files *.cu here, and *.cuh, which come before each."""
 OPTIONS = ("--gpu-architecture=sm_90a", "-std=c++17", "--device-as-default-execution-space")
 HOPPER = (9, 0)

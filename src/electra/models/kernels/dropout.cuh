@@ -24,17 +24,3 @@ __device__ __forceinline__ void drop(float& low, float& high, u32 bits, u32 boun
         "@p mov.f32 %0, 0f00000000; @q mov.f32 %1, 0f00000000; }"
         : "+f"(low), "+f"(high) : "r"(bits), "r"(bound), "f"(rescale));
 }
-// The same on the way back of attention, of two keys and a query: odds become what of them is used,
-// slopes those of the scores.
-__device__ __forceinline__ void drop(
-    float& odds0, float& odds1, float& slope0, float& slope1, float back, u32 bits, u32 bound)
-{
-    asm("{ .reg .pred p, q; .reg .f32 a, b;\n"
-        "setp.ge.f16x2 p|q, %5, %6;\n"
-        "mul.f32 a, %0, %4; mul.f32 b, %1, %4;\n"
-        "@!p fma.rn.f32 a, %0, %2, a; @!q fma.rn.f32 b, %1, %3, b;\n"
-        "mov.f32 %2, a; mov.f32 %3, b;\n"
-        "selp.f32 %0, 0f00000000, %0, p; selp.f32 %1, 0f00000000, %1, q; }"
-        : "+f"(odds0), "+f"(odds1), "+f"(slope0), "+f"(slope1)
-        : "f"(back), "r"(bits), "r"(bound));
-}

@@ -185,11 +185,6 @@ __device__ __forceinline__ float dot(u32 a, u32 b) { return low(a) * low(b) + hi
 __device__ __forceinline__ float dot(uint4 a, uint4 b) {
     return dot(a.x, b.x) + dot(a.y, b.y) + dot(a.z, b.z) + dot(a.w, b.w);
 }
-__device__ __forceinline__ float power(float x) {
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
 // Of a row of a product, which four threads have
 __device__ __forceinline__ float row_sum(float x) {
     x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);

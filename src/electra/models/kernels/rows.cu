@@ -6,10 +6,10 @@
 // registers; queries, keys and values are in shared memory. A layer's matrices come while the layer
 // before is computed, each as soon as that is done with its own.
 
-constexpr int WIDTH = 64, INNER = 256, PIECES = INNER / 64, LENGTH = 128, TILE = 2 * BOX;
+constexpr int WIDTH = 64, INNER = 256, PIECES = INNER / 64, TILE = 2 * BOX;
 enum Matrix { PROJECT, ATTENDED, EXPAND, CONTRACT, MATRICES };
 // Shared memory: matrices; queries, keys and values of the row; three boxes for each group that go
-// out; the row; barriers; and for each group what `note` writes
+// out; the row; barriers; and notes for each group
 constexpr int AT_ATTENDED = 3 * BOX, AT_EXPAND = AT_ATTENDED + BOX;
 constexpr int AT_CONTRACT = AT_EXPAND + PIECES * BOX, AT_QKV = AT_CONTRACT + PIECES * BOX;
 constexpr int AT_STAGE = AT_QKV + 3 * TILE, AT_ROW = AT_STAGE + GROUPS * 3 * BOX;

@@ -7,7 +7,7 @@
 // attention mixed and of the projections in shared memory. Matrices and tiles come while others are
 // computed with, each as soon as its place is free.
 
-constexpr int WIDTH = 64, INNER = 256, PIECES = INNER / 64, LENGTH = 128, TILE = 2 * BOX;
+constexpr int WIDTH = 64, INNER = 256, PIECES = INNER / 64, TILE = 2 * BOX;
 // Shared memory: matrices, of one layer each; tiles of the row: queries, keys, values, mixtures,
 // half of the slopes of the scores, the gradient of the mixtures, normalised rows of both norms;
 // barriers; ones; for each group notes; and the documents
@@ -456,17 +456,7 @@ KERNEL rows_backward(
                 leave_sums(norm_sums + ((n * 2 * parts + part) * 3 + i) * WIDTH, total[i]);
 
             u32 papers = base + AT_PAPERS, paper_at = papers + 4 * (group * 64 + line);
-            if (shared_word(papers) != shared_word(papers + 4 * (LENGTH - 1))) {
-                u32 own0 = shared_word(paper_at), own1 = shared_word(paper_at + 32);
-#pragma unroll
-                for (int j = 0; j < 16; j++) {
-                    uint2 paper = shared_pair(papers + 4 * (8 * j + side));
-                    if (paper.x != own0) odds[4 * j] = -1e30f;
-                    if (paper.y != own0) odds[4 * j + 1] = -1e30f;
-                    if (paper.x != own1) odds[4 * j + 2] = -1e30f;
-                    if (paper.y != own1) odds[4 * j + 3] = -1e30f;
-                }
-            }
+            keep_apart(odds, papers, paper_at, side);
             // Keys n and n + 8 of a thread are one pair, and it has no other.
             across = key_at(thread / 32 * 8 + lane / 4, mix(across));
             u32 odds_used[32], bends[32];
@@ -475,13 +465,8 @@ KERNEL rows_backward(
                 u32 where = base + AT_NOTES + j / 8 * NOTES + 4 * (j % 8 * 8 + side);
                 float2 log = shared_floats(where), back = shared_floats(where + BACK);
                 uint2 down = shared_pair(where + DOWN);
-                float *p = odds + 4 * j, *d = slope + 4 * j;
-#pragma unroll
-                for (int i = 0; i < 4; i++) p[i] = power(p[i] * scale - (i % 2 ? log.y : log.x));
-                drop(p[0], p[2], d[0], d[2], back.x, fold(across, down.x), odds_bound);
-                drop(p[1], p[3], d[1], d[3], back.y, fold(across, down.y), odds_bound);
-                odds_used[2 * j] = pack(p[0], p[1]), odds_used[2 * j + 1] = pack(p[2], p[3]);
-                bends[2 * j] = pack(d[0], d[1]), bends[2 * j + 1] = pack(d[2], d[3]);
+                weigh(odds + 4 * j, slope + 4 * j, scale, log, back, down, across, odds_bound,
+                      odds_used + 2 * j, bends + 2 * j);
             }
             // A half of the row's queries has slopes for its own keys in the place of its values,
             // and for the others', from the other group, beside.
