@@ -62,7 +62,8 @@ def near():
 @pytest.fixture
 def through():
     """`through(x, documents, shape, *params)`: all layers of a body."""
-    from electra.models.kernels.body import CAST, NAMES, Body
+    from electra.models.kernels.body import Body
+    from electra.models.kernels.layer import CAST, NAMES
     from electra.models.kernels.twins import Twins
 
     def run(x, documents, shape, *params):

@@ -10,8 +10,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from electra.models.encoder import EncoderConfig, Layer
 from electra.models.kernels import body
 from electra.models.kernels.attention_dropout import keep_table
-from electra.models.kernels.body import NAMES, Shape
+from electra.models.kernels.body import Shape
 from electra.models.kernels.dropout import keep_mask
+from electra.models.kernels.layer import NAMES
 from electra.models.kernels.narrow import narrow as fits_narrow
 
 EPS = 1e-12

@@ -220,7 +220,7 @@ def test_attention_back(rows, heads, p, papers, hopper, draw, monkeypatch):
 
 
 def narrow_layer(draw) -> list[torch.Tensor]:
-    """In the order of `body.NAMES`: the vectors, but that of the projections, are not in bf16."""
+    """In the order of `layer.NAMES`: the vectors, but that of the projections, are not in bf16."""
     shapes = [(192, 64), (64, 64), (256, 64), (64, 256)]
     matrices = [draw(*shape, scale=shape[1] ** -0.5) for shape in shapes]
     vectors = [draw(n, scale=0.1).float() * 1.01 for n in (64, 64, 64, 256, 64, 64, 64)]
@@ -432,9 +432,9 @@ def test_kernels_by_rows_are_given_what_they_take(monkeypatch):
     documents, vectors = torch.empty(5, 128, dtype=torch.int32), torch.empty(3, 640)
     x = torch.empty(640, 64, dtype=torch.bfloat16)
     seeds = draw_seeds(9, x.device).view(3, 3, 4)
-    found = rows.rows_forward(x, documents, seeds, matrices, vectors, 1e-12, 0.1, 0.1)
+    _, *kept = rows.rows_forward(x, documents, seeds, matrices, vectors, 1e-12, 0.1, 0.1)
     sums = [torch.empty(1) for _ in range(3)]
-    rows.rows_backward(x, documents, seeds, matrices, vectors, found, 0.1, 0.1, sums)
+    rows.rows_backward(x, documents, seeds, matrices, vectors, *kept, 0.1, 0.1, sums)
     for name, grid, _, *given in calls:
         assert grid == 2
         assert [handed(value) for value in given] == declared(*name.split("."))

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.models.kernels.body import NAMES
 from electra.models.kernels.dropout import keep_mask
 from electra.models.kernels.gelu import empty_slope
+from electra.models.kernels.layer import NAMES
 from electra.models.kernels.narrow import (
     BACK,
     FORTH,

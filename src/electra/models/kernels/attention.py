@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from electra.models.kernels.attention_dropout import dropped, pair_bits, slopes
 from electra.models.kernels.cuda import GROUPS, launch, tiles, usable
-from electra.models.kernels.dropout import INFINITY, bit_keys, drop_count, keys_at, rescale
+from electra.models.kernels.dropout import bit_keys, by_halves, drop_count, keys_at, rescale
 from electra.models.kernels.launch import call_next, early, programs
 from electra.models.kernels.sums import over_rows
 
@@ -103,12 +103,13 @@ def attend_backward(
 
 
 def settings(length: int, heads: int, size: int, p: float) -> tuple[int, int, float, int, float]:
+    """As kernels take them: besides the first two, the factor of scores, and dropout's numbers."""
     return length, heads, LOG2E * size**-0.5, drop_count(p), rescale(p)
 
 
 def whole_rows(length: int, size: int, dtype: torch.dtype, device: torch.device, p: float) -> bool:
     """Whether the way back is that in CUDA."""
-    fits = length == WHOLE and size == SIZE and drop_count(p) <= INFINITY.value
+    fits = length == WHOLE and size == SIZE and by_halves(p)
     return fits and dtype == torch.bfloat16 and usable(device)
 
 

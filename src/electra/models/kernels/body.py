@@ -1,7 +1,8 @@
 """All layers of an encoder as one function: what `electra.models.encoder.Layer` says, fused.
 
 A layer is five kernels forward, eight in a wide model, and about thirteen back; in the narrowest
-two each way, besides the gradients of its matrices. The residual stream is in the precision of the
+two each way, besides the gradients of its matrices, or all layers are one (`by_rows`). The residual
+stream is in the precision of the
 products. Kept for the way back: per token and layer 12 x width numbers, gelu's value among them,
 and 4 x width bytes, its slope.
 Where rows are few, the gradients of the matrices wait for the last layer, and are found together.
@@ -26,6 +27,7 @@ from electra.models.kernels.ffn import (
 )
 from electra.models.kernels.gelu import bend_, bend_parts, bias_gelu, empty_slope
 from electra.models.kernels.join import joins, product_norm
+from electra.models.kernels.layer import CAST, NAMES, Back, Forth, Kept
 from electra.models.kernels.narrow import (
     Projection,
     narrow,
@@ -36,7 +38,6 @@ from electra.models.kernels.narrow import (
 from electra.models.kernels.norm import add_norm, add_norm_backward, back_parts
 from electra.models.kernels.rows import (
     VECTORS,
-    Layers,
     by_rows,
     rows_backward,
     rows_forward,
@@ -44,23 +45,6 @@ from electra.models.kernels.rows import (
 )
 from electra.models.kernels.sums import add_parts
 
-NAMES = (
-    "qkv.weight",
-    "attended.weight",
-    "expand.weight",
-    "contract.weight",
-    "qkv.bias",
-    "attended.bias",
-    "attention_norm.weight",
-    "attention_norm.bias",
-    "expand.bias",
-    "contract.bias",
-    "output_norm.weight",
-    "output_norm.bias",
-)
-"""The parameters of a layer in the order in which they travel; the first five take part in
-products, and are cast."""
-CAST = 5
 SMALL = 5e9
 """Multiplications of a product that is too small to fill a GPU."""
 
@@ -74,37 +58,6 @@ class Shape(NamedTuple):
     eps: float
     recompute: bool = False
     """Keep each layer's input alone, and compute the rest again on the way back."""
-
-
-class Forth(NamedTuple):
-    """Factors of the gradients of the four matrices that the way forth has."""
-
-    x: Tensor
-    mixed: Tensor
-    y: Tensor
-    active: Tensor
-
-
-class Back(NamedTuple):
-    """The other factors, which the way back finds."""
-
-    of_qkv: Tensor
-    of_attended: Tensor
-    of_inner: Tensor
-    of_outer: Tensor
-
-
-class Kept(NamedTuple):
-    """What else one layer keeps for the way back."""
-
-    qkv: Tensor
-    logs: Tensor
-    normal1: Tensor
-    scale1: Tensor
-    normal2: Tensor
-    scale2: Tensor
-    slope: Tensor
-    """Of gelu."""
 
 
 class Body(torch.autograd.Function):
@@ -132,9 +85,11 @@ class Body(torch.autograd.Function):
         if ctx.by_rows:
             vectors = torch.cat([layer[i] for layer in layers for i in VECTORS])
             vectors = vectors.view(len(layers), -1)
-            found = rows_forward(x, documents, seeds, matrices, vectors, shape.eps, *dropouts)
-            ctx.save_for_backward(documents, seeds, vectors, *matrices, *found)
-            return found.x[-1]
+            out, forth, saved = rows_forward(
+                x, documents, seeds, matrices, vectors, shape.eps, *dropouts
+            )
+            ctx.save_for_backward(documents, seeds, vectors, *matrices, *forth, *saved)
+            return out
         room = 1 if shape.recompute else len(layers)
         forth = Forth._make(empties(x, room, forth_widths(layers[0])))
         if not shape.recompute:
@@ -177,7 +132,7 @@ class Body(torch.autograd.Function):
         widths = [len(matrix) for matrix in layers[0][:4]]
         back = Back._make(empties(grad, count if together else 1, widths))
         sums = Sums(documents, cast, shape)
-        matrices: Sequence[Sequence[Tensor]] = []
+        matrices: list[Sequence[Tensor]] = []
         above: Projection | None = None
         for n in reversed(range(count)):
             params = [*cast[n], *layers[n][CAST:]]
@@ -194,32 +149,28 @@ class Body(torch.autograd.Function):
             )  # fmt: skip
             above = Projection(found.of_qkv, params[0], params[4])
             if not together:
-                own_products = [product(a.mT, b) for a, b in zip(found, own, strict=True)]
-                matrices = [own_products, *matrices]
+                matrices.insert(0, [product(a.mT, b) for a, b in zip(found, own, strict=True)])
         if together:
             matrices = products(back, forth)
-        of_params = [g for own in zip(matrices, sums.finish(), strict=True) for g in chain(*own)]
-        return through(grad, above), None, None, None, *of_params
+        return through(grad, above), None, None, None, *sums.finish(matrices)
 
 
 def _back_by_rows(
     grad: Tensor, shape: Shape, documents: Tensor, seeds: Tensor, vectors: Tensor, *rest: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The way back where `rows_forward` was the way forth."""
-    matrices, found = rest[:CAST], Layers._make(rest[CAST:])
+    matrices, forth = rest[:CAST], Forth._make(rest[CAST : -len(Kept._fields)])
+    kept = Kept._make(rest[-len(Kept._fields) :])
     layers = [[matrix[n] for matrix in matrices] for n in range(len(seeds))]
     sums = Sums(documents, layers, shape, by_rows=True)
-    every = (sums.norms, sums.gelu, sums.qkv)
-    dropouts = shape.dropout, shape.attention_dropout
     of_input, back = rows_backward(
-        grad, documents, seeds, matrices, vectors, found, *dropouts, every
-    )
-    of_matrices = products(back, (found.x[:-1], *found[1:4]))
-    of_params = [g for own in zip(of_matrices, sums.finish(), strict=True) for g in chain(*own)]
-    return of_input, None, None, None, *of_params
+        grad, documents, seeds, matrices, vectors, forth, kept, shape.dropout,
+        shape.attention_dropout, (sums.norms, sums.gelu, sums.qkv),
+    )  # fmt: skip
+    return of_input, None, None, None, *sums.finish(products(back, forth))
 
 
-def products(back: Sequence[Tensor], forth: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+def products(back: Back, forth: Forth) -> list[Sequence[Tensor]]:
     """The gradients of the matrices of each layer, from both factors of all layers."""
     every = (product(a.mT, b).unbind() for a, b in zip(back, forth, strict=True))
     return list(zip(*every, strict=True))
@@ -364,13 +315,14 @@ class Sums:
         self.gelu = empty(of_gelu, inner)
         self.qkv = empty(of_qkv, 3, hidden)
 
-    def finish(self) -> list[tuple[Tensor, ...]]:
-        """In the order of `NAMES`, for each layer."""
+    def finish(self, matrices: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """All gradients, in the order of `NAMES`, layer by layer, with those of its matrices."""
         qkv, gelu = add_parts(self.qkv, 1).flatten(1), add_parts(self.gelu, 1)
         first, second = add_parts(self.norms, 2).unbind(1)  # each (layers, 3, hidden)
         (weight1, shift1, bias1), (weight2, shift2, bias2) = first.unbind(1), second.unbind(1)
         every = (qkv, bias1, weight1, shift1, gelu, bias2, weight2, shift2)
-        return list(zip(*every, strict=True))
+        vectors = zip(*every, strict=True)
+        return [g for own in zip(matrices, vectors, strict=True) for g in chain(*own)]
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

@@ -37,6 +37,11 @@ def drop_count(p: float) -> int:
     return min(round(p * 65536), 65535)
 
 
+def by_halves(p: float) -> bool:
+    """Whether one instruction compares the bits of two elements, the only way that CUDA knows."""
+    return drop_count(p) <= INFINITY.value
+
+
 def rescale(p: float) -> float:
     """What the kept ones are multiplied by: the expectation is exact, though `p` is rounded."""
     return 65536 / (65536 - drop_count(p))

@@ -7,9 +7,10 @@ from electra.errors import UserError
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Embeddings, Encoder
 from electra.models.kernels.attention import attention_fits
-from electra.models.kernels.body import CAST, NAMES, Body, Shape
+from electra.models.kernels.body import Body, Shape
 from electra.models.kernels.embed import Embed
 from electra.models.kernels.head import Head
+from electra.models.kernels.layer import CAST, NAMES
 from electra.models.kernels.linear import Linear
 from electra.models.kernels.score import Score
 from electra.models.kernels.twins import Twins, copied, keep, kept

@@ -48,7 +48,7 @@ def narrow_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """From what attention mixed and the layer's input to `out`, and to the projections above.
 
-    `p` are a layer's parameters in the order of `electra.models.kernels.body.NAMES`, `seeds` two
+    `p` are a layer's parameters in the order of `electra.models.kernels.layer.NAMES`, `seeds` two
     rows of `draw_seeds`. Returns the normalised rows and the inverse deviations of both norms.
     """
     (rows, width), inner = x.shape, active.shape[1]

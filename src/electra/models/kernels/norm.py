@@ -7,8 +7,8 @@ from torch import Tensor
 
 from electra.models.kernels.cuda import launch, usable
 from electra.models.kernels.dropout import (
-    INFINITY,
     bit_keys,
+    by_halves,
     column_keys,
     drop_count,
     drop_rows,
@@ -66,8 +66,7 @@ def add_norm_backward(
 
 def by_warps(width: int, dtype: torch.dtype, device: torch.device, p: float) -> bool:
     """Whether the way back is that in CUDA."""
-    fits = width == WIDTH and drop_count(p) <= INFINITY.value
-    return fits and dtype == torch.bfloat16 and usable(device)
+    return width == WIDTH and by_halves(p) and dtype == torch.bfloat16 and usable(device)
 
 
 def back_parts(rows: int, width: int, dtype: torch.dtype, device: torch.device, p: float) -> int:

@@ -89,4 +89,5 @@ def score_backward_kernel(
     to = sums + tl.program_id(0) * 3 * width + col
     tl.store(to, column_sums(of_weight), col < width)
     tl.store(to + width, column_sums(of_bias), col < width)
+    # A number, as the first of a vector
     tl.store(to + 2 * width, tl.where(col == 0, tl.sum(of_shift), 0.0), col < width)
