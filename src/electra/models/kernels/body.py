@@ -2,9 +2,8 @@
 
 A layer is five kernels forward, eight in a wide model, and about thirteen back; in the narrowest
 two each way, besides the gradients of its matrices, or all layers are one (`by_rows`). The residual
-stream is in the precision of the
-products. Kept for the way back: per token and layer 12 x width numbers, gelu's value among them,
-and 4 x width bytes, its slope.
+stream is in the precision of the products. Kept for the way back: per token and layer 12 x width
+numbers, gelu's value among them, and 4 x width bytes, its slope.
 Where rows are few, the gradients of the matrices wait for the last layer, and are found together.
 """
 
