@@ -1,10 +1,122 @@
-// The way back of attention over rows of 128 tokens with heads of 64, for Hopper GPUs.
+// Attention over rows of 128 tokens with heads of 64, and its way back, for Hopper GPUs.
 //
-// A program has one head of a row after the other, the next one's tiles coming meanwhile. Of the
-// scores, which are tiles (keys, queries), each group has 64 keys. What it computes is what
-// `attend_backward_kernel` of attention.py does.
+// A program has one head of a row after the other, the next ones' tiles coming meanwhile. What it
+// computes is what `attend_kernel` and `attend_backward_kernel` of attention.py do.
 
-constexpr int SIZE = 64, TILE = LENGTH * SIZE * 2, LOADED = 5 * TILE;
+constexpr int SIZE = 64, TILE = LENGTH * SIZE * 2;
+
+// Forth the scores are tiles (queries, keys). Three groups take turns at halves of heads, of 64
+// queries, and none waits for another: while one multiplies, others compute.
+namespace forth {
+constexpr int GROUPS = 3, SLOTS = 4, LOADED = 3 * TILE, PAPERS = LENGTH * 4;
+// Barriers at which heads arrive. Of so many heads a group has a part in the same ones every time,
+// so that it misses no round of a barrier at which it waits; with four barriers it would.
+constexpr int ROUND = 2 * GROUPS;
+// Shared memory: queries, keys and values of four heads; a box for each group that goes out; the
+// documents of the heads' tokens; and barriers
+constexpr int AT_STAGE = SLOTS * LOADED, AT_PAPERS = AT_STAGE + GROUPS * BOX;
+constexpr int AT_BARS = AT_PAPERS + SLOTS * PAPERS;
+static_assert(AT_BARS + 128 == 223360, "attention.py asks for as much");
+
+KERNEL attend_forward(
+    MAP qkv, MAP mixed, const int* documents, float* logs, const int* seed, int rows, int heads,
+    float scale, int drops, float rescale)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    u32 base = at(memory), full = base + AT_BARS, empty = full + 8 * ROUND;
+    int thread = threadIdx.x, wide = heads * SIZE, count = rows * heads;
+    int group = __shfl_sync(0xFFFFFFFFu, thread / 128, 0);  // that a warp has but one is known so
+    if (thread == 0) {
+        for (int i = 0; i < ROUND; i++) bar_init(full + 8 * i, 1);
+        // Each warp that has read a half says so.
+        for (int i = 0; i < SLOTS; i++) bar_init(empty + 8 * i, 2 * 4);
+        bars_ready();
+    }
+    call_next();
+    await_before();
+    __syncthreads();
+
+    if (group == GROUPS) {
+        fewer_registers<32>();
+        if (thread == GROUPS * 128)
+            for (int n = 0, b = blockIdx.x; b < count; n++, b += gridDim.x) {
+                int slot = n % SLOTS, row = b / heads * LENGTH, col = b % heads * SIZE;
+                u32 to = base + slot * LOADED, bar = full + n % ROUND * 8;
+                wait(empty + slot * 8, (n / SLOTS & 1) ^ 1);
+                expect(bar, LOADED + PAPERS);
+                load(base + AT_PAPERS + slot * PAPERS, documents + row, PAPERS, bar);
+                for (int i = 0; i < 2; i++, to += BOX, row += 64)
+                    for (int k = 0; k < 3; k++) load(to + k * TILE, &qkv, col + k * wide, row, bar);
+            }
+        return;
+    }
+    more_registers<160>();
+    int lane = thread % 32, warp = thread / 32 % 4;
+    int line = warp * 16 + lane / 4, side = lane % 4 * 2;  // of a thread's numbers: row, column
+    u32 stage = base + AT_STAGE + group * BOX, bound = drop_bound(drops);
+    u32 start = mix(seed[0]), across[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) across[i] = key_at(i / 2 * 8 + side + i % 2, mix(seed[1]));
+    for (int item = group;; item += GROUPS) {
+        int n = item / 2, half = item % 2, slot = n % SLOTS, b = blockIdx.x + n * gridDim.x;
+        if (b >= count) break;
+        u32 tiles = base + slot * LOADED, q = tiles + half * BOX, k = tiles + TILE, v = k + TILE;
+        u32 papers = base + AT_PAPERS + slot * PAPERS, used[32], pairs[16];
+        float odds[64], top[2], total[2], out[32];
+        wait(full + n % ROUND * 8, n / ROUND & 1);
+        mma_fence();
+#pragma unroll
+        for (int i = 0; i < SIZE / 16; i++) {
+            u64 left = tile(q, 16) + i * (32 >> 4), right = tile(k, 16) + i * (32 >> 4);
+            if (i == 0) first_mma(odds, left, right);
+            else mma(odds, left, right);
+        }
+        mma_commit();
+        int query = b * LENGTH + half * 64 + line;
+        u32 down[2] = {key_at(query, start), key_at(query + 8, start)};
+        mma_wait<0>();
+        keep_apart(odds, papers, papers + 4 * (half * 64 + line), side);
+        softmax(odds, scale, across, down, bound, top, total, used);
+
+        mma_fence();
+        u64 right = tile(v, 16);
+        first_mma<1>(out, used, right);
+#pragma unroll
+        for (int i = 1; i < LENGTH / 16; i++) mma<1>(out, used + 4 * i, right + i * (2048 >> 4));
+        mma_commit();
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float log = logarithm(row_sum(total[h]));
+            top[h] += log;
+            total[h] = rescale * power(-log);
+        }
+        mma_wait<0>();
+        if (lane == 0) {
+            arrive(empty + slot * 8);
+            wait_store<0>();  // what this warp left before
+        }
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < 16; j++)
+            pairs[j] = pack(out[2 * j] * total[j % 2], out[2 * j + 1] * total[j % 2]);
+        put(stage, pairs);
+        written();
+        __syncwarp();
+        if (lane == 0) {
+            int row = b / heads * LENGTH + half * 64 + warp * 16, col = b % heads * SIZE;
+            store(&mixed, stage + warp * 2048, col, row);
+            commit_store();
+        }
+        // Last, for a fence waits for all that was written before it
+        if (lane % 4 == 0) logs[query] = top[0], logs[query + 8] = top[1];
+    }
+    if (lane == 0) wait_store<0>();  // shared memory is another program's after the end
+}
+}  // namespace forth
+
+// On the way back they are tiles (keys, queries), of which each of two groups has 64 keys.
+namespace back {
+constexpr int LOADED = 5 * TILE;
 // Shared memory: queries, keys, values, gradient and mixtures of two heads; slopes of the scores;
 // two boxes for each group that go out; barriers; ones; and of each query the logarithm, `back`,
 // its key of dropout and its document
@@ -167,3 +279,4 @@ KERNEL attend_backward(
     }
     if (leader) wait_store<0>();  // shared memory is another program's after the end
 }
+}  // namespace back

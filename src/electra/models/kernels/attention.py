@@ -5,10 +5,10 @@ and their gradients are written in the same form: no transposition, no copy. `do
 (rows, length), ascending in each row: a token sees the tokens with its own number, so padding is a
 document of its own, and several texts can lie in one row. Scores are never stored.
 
-On Hopper GPUs, in bf16, the way back of rows of 128 with heads of 64 (`whole_rows`) is in CUDA C++,
-attend.cu: products are of 64 rows there, first factors stay in registers, and the next head comes
-while one is computed. On an H200, for 128 and 1024 rows of four heads, in microseconds: 37.1 ->
-24.1 and 269 -> 141; of one head 13.4 -> 10.5 and 69.9 -> 41.3.
+On Hopper GPUs, in bf16, rows of 128 with heads of 64 (`whole_rows`) are computed in CUDA C++,
+attend.cu: products are of 64 rows there, first factors stay in registers, and the next heads come
+while one is computed. The way back on an H200, for 128 and 1024 rows of four heads, in
+microseconds: 37.1 -> 24.1 and 269 -> 141; of one head 13.4 -> 10.5 and 69.9 -> 41.3.
 """
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from electra.models.kernels.attention_dropout import dropped, pair_bits, slopes
-from electra.models.kernels.cuda import GROUPS, launch, tiles, usable
+from electra.models.kernels.cuda import GROUPS, SLAB, launch, tiles, usable
 from electra.models.kernels.dropout import bit_keys, by_halves, drop_count, keys_at, rescale
 from electra.models.kernels.launch import call_next, early, programs
 from electra.models.kernels.sums import over_rows
@@ -39,8 +39,9 @@ queries would take more registers than there are: for the widest heads, and in f
 WIDEST, ROOM = 128, 128 * 1024
 """A size of heads, and the shared memory that a processor has to have for it: tiles of long rows do
 not fit the 100 KiB of cards for desktops."""
-WHOLE, SIZE, SHARED = 128, 64, 231808
-"""In CUDA: tokens of a row, size of a head, and bytes on the chip."""
+WHOLE, SIZE, FORTH_GROUPS = 128, 64, 3
+FORTH_SHARED, BACK_SHARED = 223360, 231808
+"""In CUDA: tokens of a row, size of a head, groups that compute forth; and bytes on the chip."""
 LOG2E = 1.4426950408889634
 LN2 = tl.constexpr(1 / LOG2E)
 """Scores and their logarithms are in powers of two, which the processor knows by itself."""
@@ -54,11 +55,16 @@ def attend(
     rows, length = documents.shape
     size = qkv.shape[1] // (3 * heads)
     logs = torch.empty(rows, heads, length, dtype=torch.float32, device=qkv.device)
+    numbers = settings(length, heads, size, p)
+    if whole_rows(length, size, qkv.dtype, qkv.device, p):
+        given = (tiles(qkv), tiles(out, SLAB), documents, logs, seed, rows, *numbers[1:])
+        grid = programs(rows * heads, qkv.device, 1)
+        launch("attend.attend_forward", grid, FORTH_SHARED, *given, groups=FORTH_GROUPS)
+        return logs
     shape = FORWARD if length <= SHORT else LONG
     attend_kernel[(rows * heads * triton.cdiv(length, shape["TALL"]),)](
-        qkv, documents, out, logs, seed, *settings(length, heads, size, p),
-        FULL=triton.next_power_of_2(length), SIZE=size, LONG=length > SHORT,
-        EVEN=_even(length, shape), EARLY=early(qkv.device), **shape,
+        qkv, documents, out, logs, seed, *numbers, FULL=triton.next_power_of_2(length), SIZE=size,
+        LONG=length > SHORT, EVEN=_even(length, shape), EARLY=early(qkv.device), **shape,
     )  # fmt: skip
     return logs
 
@@ -78,7 +84,7 @@ def attend_backward(
         maps = (tiles(grad), tiles(qkv), tiles(out), tiles(of_qkv))
         tensors = (documents, logs, sums, seed)
         grid = programs(rows * heads, qkv.device, 1)
-        launch("attend.attend_backward", grid, SHARED, *maps, *tensors, rows, *numbers[1:])
+        launch("attend.attend_backward", grid, BACK_SHARED, *maps, *tensors, rows, *numbers[1:])
         return
     if length <= SHORT:
         shape = back_tiles(rows * heads, size, qkv)
@@ -108,7 +114,7 @@ def settings(length: int, heads: int, size: int, p: float) -> tuple[int, int, fl
 
 
 def whole_rows(length: int, size: int, dtype: torch.dtype, device: torch.device, p: float) -> bool:
-    """Whether the way back is that in CUDA."""
+    """Whether attention is that in CUDA, both ways."""
     fits = length == WHOLE and size == SIZE and by_halves(p)
     return fits and dtype == torch.bfloat16 and usable(device)
 

@@ -25,7 +25,7 @@ from electra.models.kernels.ffn import (
     product_bias,
 )
 from electra.models.kernels.gelu import bend_, bend_parts, bias_gelu, empty_slope
-from electra.models.kernels.join import joins, product_norm
+from electra.models.kernels.join import joins, product_norm, product_norm_backward
 from electra.models.kernels.layer import CAST, NAMES, Back, Forth, Kept
 from electra.models.kernels.narrow import (
     Projection,
@@ -91,14 +91,15 @@ class Body(torch.autograd.Function):
             return out
         room = 1 if shape.recompute else len(layers)
         forth = Forth._make(empties(x, room, forth_widths(layers[0])))
-        if not shape.recompute:
+        if not shape.recompute and small(x, layers[0]):  # in the place where products want it
             forth.x[0] = x
+        first = x
         kept: list[Tensor] = []
         own_matrices = _cut(cast, CAST)
         qkv = project(x, projection(x, own_matrices[0]))
         for n, layer in enumerate(layers):
             own = Forth._make(t[n % room] for t in forth)
-            if shape.recompute:
+            if shape.recompute or n == 0:
                 own = own._replace(x=x)
             out = forth.x[n + 1] if n + 1 < room else torch.empty_like(x)
             above = projection(x, own_matrices[n + 1]) if n + 1 < len(layers) else None
@@ -108,7 +109,7 @@ class Body(torch.autograd.Function):
             x, qkv = out, above.qkv if above else qkv
         if not shape.recompute:
             kept += forth
-        ctx.save_for_backward(documents, seeds, *params, *cast, *kept)
+        ctx.save_for_backward(first, documents, seeds, *params, *cast, *kept)
         return x
 
     @staticmethod
@@ -116,7 +117,7 @@ class Body(torch.autograd.Function):
         grad = grads[0].contiguous()  # that of a sum repeats one number
         if ctx.by_rows:
             return _back_by_rows(grad, ctx.shape, *ctx.saved_tensors)
-        documents, seeds, *rest = ctx.saved_tensors
+        first, documents, seeds, *rest = ctx.saved_tensors
         shape, count = ctx.shape, len(seeds)
         ends = len(NAMES) * count, (len(NAMES) + CAST) * count
         layers, cast = _cut(rest[: ends[0]], len(NAMES)), _cut(rest[ends[0] : ends[1]], CAST)
@@ -136,6 +137,8 @@ class Body(torch.autograd.Function):
         for n in reversed(range(count)):
             params = [*cast[n], *layers[n][CAST:]]
             own = Forth._make(t[n % len(t)] for t in forth)
+            if n == 0:
+                own = own._replace(x=first)
             others: Sequence[Tensor] = kept[n]
             if shape.recompute:
                 own = own._replace(x=kept[n][0])
@@ -242,18 +245,18 @@ def backward(
             norm_sums, gelu_sums,
         )  # fmt: skip
     else:
-        grad = add_norm_backward(
-            through(grad, above), kept.normal2, kept.scale2, p[10], norm_sums[1], seeds[2],
-            shape.dropout, of_outer,
+        grad = norm_backward(
+            grad, above, kept.normal2, kept.scale2, p[10], norm_sums[1], seeds[2], shape.dropout,
+            of_outer,
         )  # fmt: skip
         if ffn_fits(w_contract):
             contract_backward(of_outer, w_contract, kept.slope, gelu_sums, of_inner)
         else:
             torch.mm(of_outer, w_contract, out=of_inner)
             bend_(of_inner, kept.slope, gelu_sums)
-        grad = add_norm_backward(
-            grad.addmm_(of_inner, w_expand), kept.normal1, kept.scale1, p[6], norm_sums[0],
-            seeds[1], shape.dropout, of_attended,
+        grad = product_norm_backward(
+            of_inner, w_expand, grad, kept.normal1, kept.scale1, p[6], norm_sums[0], seeds[1],
+            shape.dropout, of_attended,
         )  # fmt: skip
         of_mixed = product_back(of_attended, w_attended)
     attend_backward(
@@ -261,6 +264,13 @@ def backward(
         shape.attention_dropout, of_qkv, sums.qkv[number],
     )  # fmt: skip
     return grad
+
+
+def norm_backward(grad: Tensor, above: Projection | None, *rest: Any) -> Tensor:
+    """`add_norm_backward` with what comes back through projections, if there are any."""
+    if above:
+        return product_norm_backward(above.qkv, above.matrix, grad, *rest)
+    return add_norm_backward(grad, *rest)
 
 
 def through(grad: Tensor, above: Projection | None) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from triton.runtime.cache import get_cache_manager
 
-SOURCES = ("products", "attend", "norm", "rows", "rowsback")
+SOURCES = ("products", "attend", "join", "norm", "rows", "rowsback")
 HEADERS = ("hopper", "gelu", "dropout", "attention")
 """Files *.cu here, and *.cuh, which come before each."""
 OPTIONS = ("--gpu-architecture=sm_90a", "-std=c++17", "--device-as-default-execution-space")
@@ -26,6 +26,8 @@ GROUPS = 2
 them. One more brings tiles."""
 BOX = 64
 """Columns of a tile, and rows, but where a kernel wants fewer."""
+SLAB = 16
+"""Rows of a tile that a warp has, and stores by itself."""
 BFLOAT16, SWIZZLE_128, PROMOTE_128, SHARED_BYTES, EARLY = 9, 3, 2, 8, 6
 """Numbers that the driver's header gives names."""
 

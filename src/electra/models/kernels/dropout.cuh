@@ -8,9 +8,13 @@ __device__ __forceinline__ u32 mix(u32 x) {
     x *= SECOND;
     return x ^ (x >> 16);
 }
+// Written out, because the compiler would add the zeros that words of 64 bits begin with.
 __device__ __forceinline__ u32 fold(u32 x, u32 y) {
-    u64 product = (u64)x * y;
-    return (u32)product ^ (u32)(product >> 32);
+    u32 r;
+    asm("{ .reg .b64 w; .reg .b32 l, h;\n"
+        "mul.wide.u32 w, %1, %2; mov.b64 {l, h}, w; xor.b32 %0, l, h; }"
+        : "=r"(r) : "r"(x), "r"(y));
+    return r;
 }
 __device__ __forceinline__ u32 key_at(u32 index, u32 start) {
     return fold(index * GOLDEN + start, SECOND) | 1;

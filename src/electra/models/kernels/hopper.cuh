@@ -40,6 +40,12 @@ __device__ __forceinline__ void load(u32 to, const Map* map, int x, int y, u32 b
         " [%0], [%1, {%2, %3}], [%4];"
         ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(bar) : "memory");
 }
+// Bytes side by side, a multiple of 16 from a multiple of 16 on
+__device__ __forceinline__ void load(u32 to, const void* from, int bytes, u32 bar) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
+}
 // Bytes that someone will read are brought nearer, into the cache.
 __device__ __forceinline__ void fetch(const void* from, int bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");

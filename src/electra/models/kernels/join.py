@@ -10,9 +10,17 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from electra.models.kernels.dropout import bit_keys, column_keys, drop_count, drop_rows, rescale
-from electra.models.kernels.launch import call_next, early
-from electra.models.kernels.norm import normalise
+from electra.models.kernels.cuda import launch, tiles, usable
+from electra.models.kernels.dropout import (
+    bit_keys,
+    by_halves,
+    column_keys,
+    drop_count,
+    drop_rows,
+    rescale,
+)
+from electra.models.kernels.launch import call_next, early, programs
+from electra.models.kernels.norm import add_norm_backward, normalise
 
 TALL, DEEP = 128, 128
 """Rows of a tile, and bytes of each of them, and of the matrix's, that come to it at once."""
@@ -22,6 +30,9 @@ WIDTHS = (16, 32, 64, 128, 256)
 HOPPER = 9
 """Devices with shared memory for a wide tile, 192 KiB, that copy tiles without their threads."""
 GROUP = tl.constexpr(4)
+SQUARE, CLUSTER = 256, 2
+FORTH_SHARED, BACK_SHARED = 216704, 231424
+"""In CUDA (join.cu): the width, programs that share a matrix, and bytes on the chip."""
 
 
 def joins(matrix: Tensor) -> bool:
@@ -42,6 +53,14 @@ def product_norm(
     (rows, depth), width = x.shape, matrix.shape[0]
     normal = torch.empty_like(residual)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
+    if shares(matrix, p):
+        vectors = [vector.float() for vector in (bias, *norm[:2])]
+        launch(
+            "join.product_norm", _grid(rows, x.device), FORTH_SHARED,
+            *map(tiles, (x, matrix, residual, normal, out)), *vectors, scale, seed, rows, depth,
+            norm[2], drop_count(p), rescale(p),
+        )  # fmt: skip
+        return normal, scale
     deep = DEEP // x.element_size()
     factors = in_tiles(x, TALL, deep), in_tiles(matrix, width, deep)
     tensors = (*factors, bias, residual, norm[0], norm[1], out, normal, scale, seed)
@@ -50,6 +69,36 @@ def product_norm(
         early(x.device), **(WIDE if width == 256 else NARROW),
     )  # fmt: skip
     return normal, scale
+
+
+def product_norm_backward(
+    x: Tensor, matrix: Tensor, grad: Tensor, normal: Tensor, scale: Tensor, weight: Tensor,
+    sums: Tensor, seed: Tensor, p: float, through: Tensor,
+) -> Tensor:  # fmt: skip
+    """What `add_norm_backward` gives for grad + x @ matrix, which need not be kept."""
+    if not shares(matrix.t(), p):
+        return add_norm_backward(
+            grad.addmm_(x, matrix), normal, scale, weight, sums, seed, p, through
+        )
+    (rows, depth), residual = x.shape, torch.empty_like(grad)
+    launch(
+        "join.product_norm_backward", _grid(rows, x.device), BACK_SHARED,
+        *map(tiles, (x, matrix, grad, normal, residual, through)), weight.float(), scale, sums,
+        seed, rows, depth, len(sums), drop_count(p), rescale(p),
+    )  # fmt: skip
+    return residual
+
+
+def shares(matrix: Tensor, p: float) -> bool:
+    """Whether products with this matrix (width, depth), or its transpose, are those in CUDA."""
+    width, depth = matrix.shape
+    whole = width == SQUARE and depth % SQUARE == 0 and by_halves(p)
+    return whole and matrix.dtype == torch.bfloat16 and usable(matrix.device)
+
+
+def _grid(rows: int, device: torch.device) -> int:
+    """Programs in CUDA."""
+    return CLUSTER * programs(triton.cdiv(rows, CLUSTER * TALL), device, 1 / CLUSTER)
 
 
 def in_tiles(x: Tensor, tall: int, wide: int) -> TensorDescriptor:

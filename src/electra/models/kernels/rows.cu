@@ -33,16 +33,6 @@ __device__ __forceinline__ void multiply(float (&d)[32], const u32 (&rows)[16], 
         else mma<0>(d, rows + 4 * k, right);
     }
 }
-__device__ __forceinline__ float row_top(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 2));
-}
-// Two keys and a query: odds become what of them is used.
-__device__ __forceinline__ void lose(float& odds0, float& odds1, u32 bits, u32 bound) {
-    asm("{ .reg .pred p, q; setp.ge.f16x2 p|q, %2, %3;\n"
-        "@p mov.f32 %0, 0f00000000; @q mov.f32 %1, 0f00000000; }"
-        : "+f"(odds0), "+f"(odds1) : "r"(bits), "r"(bound));
-}
 
 KERNEL rows_forward(
     MAP x, MAP project, MAP attended, MAP expand, MAP contract, MAP qkv, MAP mixed, MAP y,
@@ -250,7 +240,7 @@ KERNEL rows_forward(
 
             // Attention of the group's queries to all keys
             u32 q = base + AT_QKV + group * BOX, k = base + AT_QKV + TILE, v = k + TILE;
-            float odds[64], top[2], total[2] = {};
+            float odds[64], top[2], total[2];
             mma_fence();
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -271,25 +261,7 @@ KERNEL rows_forward(
                 for (int j = 0; j < 64; j++)
                     if (papers[j / 4 * 8 + side + j % 2] != mine[j / 2 % 2]) odds[j] = -1e30f;
             }
-            top[0] = odds[0], top[1] = odds[2];
-#pragma unroll
-            for (int j = 0; j < 64; j++) top[j / 2 % 2] = fmaxf(top[j / 2 % 2], odds[j]);
-#pragma unroll
-            for (int h = 0; h < 2; h++) top[h] = row_top(top[h]) * scale;
-#pragma unroll
-            for (int j = 0; j < 64; j++) {
-                odds[j] = power(odds[j] * scale - top[j / 2 % 2]);
-                total[j / 2 % 2] += odds[j];
-            }
-#pragma unroll
-            for (int j = 0; j < 16; j += 2) {
-                float *p = odds + 4 * j, *other = p + 4;
-#pragma unroll
-                for (int i = 0; i < 4 && odds_drops; i++)
-                    lose(p[i], other[i], fold(across[j + i % 2], down[i / 2]), odds_bound);
-#pragma unroll
-                for (int i = 0; i < 4; i++) used[2 * j + i] = pack(p[2 * i], p[2 * i + 1]);
-            }
+            softmax(odds, scale, across, down, odds_bound, top, total, used);
             mma_fence();
             first_mma<1>(mid, used, tile(v, 16));
 #pragma unroll

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from electra.models.kernels.attention import SIZE, WHOLE, settings
-from electra.models.kernels.cuda import GROUPS, launch, tiles, usable
+from electra.models.kernels.cuda import GROUPS, SLAB, launch, tiles, usable
 from electra.models.kernels.dropout import by_halves, drop_count, rescale
 from electra.models.kernels.launch import programs
 from electra.models.kernels.layer import NAMES, Back, Forth, Kept
@@ -19,8 +19,6 @@ from electra.models.kernels.layer import NAMES, Back, Forth, Kept
 WIDTH, INNER = 64, 256
 FORTH_SHARED, BACK_SHARED = 219264, 231936
 """Bytes on the chip."""
-SLAB = 16
-"""Rows that a warp stores."""
 VECTORS = [
     *map(NAMES.index, ("attended.bias", "attention_norm.weight", "attention_norm.bias")),
     *map(NAMES.index, ("contract.bias", "output_norm.weight", "output_norm.bias", "expand.bias")),
