@@ -34,6 +34,17 @@ def normal(device):
     return draw
 
 
+@pytest.fixture
+def hopper(device):
+    """A GPU that has to take the kernels in CUDA C++."""
+    from electra.models.kernels import cuda
+
+    if torch.cuda.get_device_capability(device) != cuda.HOPPER:
+        pytest.skip("needs a Hopper GPU")
+    assert cuda.usable(device)
+    return device
+
+
 @pytest.fixture(params=[torch.float32, torch.float16, torch.bfloat16])
 def dtype(request, device):
     """Each precision in which kernels that multiply run here."""
@@ -120,19 +131,23 @@ def agreed(monkeypatch):
     """Plain code and kernels put the same samples: `agreed(masked, 60)`."""
     from electra.models.kernels import vocabulary
 
-    read_logits_ = vocabulary.read_logits_
+    read_logits_, look = vocabulary.read_logits_, vocabulary.look
 
     def force(masked, words: int) -> None:
         torch.manual_seed(4)
         samples = torch.randint(5, words, masked.positions.shape).to(masked.positions)
         samples = torch.where(samples % 3 == 0, masked.originals, samples)  # some are true
 
-        def read(*given):
-            losses, drawn, best, logs = read_logits_(*given)
+        def agree(losses, drawn, best, logs):
             agreed = samples.flatten() if drawn.numel() == samples.numel() else drawn
             return losses, agreed, best, logs
 
-        monkeypatch.setattr(vocabulary, "read_logits_", read)
+        def by_tiles(*given):
+            found, kept = look(*given)
+            return agree(*found), kept
+
+        monkeypatch.setattr(vocabulary, "read_logits_", lambda *given: agree(*read_logits_(*given)))
+        monkeypatch.setattr(vocabulary, "look", by_tiles)
         for module in (objective, electric):
             monkeypatch.setattr(module, "sample_tokens", lambda *_: samples)
 

@@ -23,7 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
 from electra.models.kernels import body as layers
-from electra.models.kernels import head, linear, score, vocabulary
+from electra.models.kernels import head, linear, score, vocabulary, words
 from electra.objectives.kinds import build
 from electra.objectives.objective import Ids
 from electra.objectives.settings import ObjectiveConfig
@@ -125,6 +125,19 @@ def step(model: dict[str, Any], width: float, length: int, training: bool) -> No
             outcome.loss.backward()
 
 
+def guess(slots: int) -> None:
+    """What besides CUDA C++ finds words: a step on the CPU takes another way."""
+    count = 30522
+    hidden, table = (torch.zeros(n, 128, dtype=torch.bfloat16) for n in (slots, count))
+    bias, absent, truth = torch.zeros(count), torch.zeros(count) > 0, torch.zeros(slots).long()
+    deal = words.Deal(132, triton.cdiv(count, 128), triton.cdiv(slots, 192) * 239)
+    offset, stats = words.offsets(bias, absent), torch.zeros(slots, deal.parts, 4, 4)
+    (seed,) = vocabulary.draw_seeds(1, hidden.device)
+    words.settle(stats, deal, hidden, table, offset, truth, truth > 0, truth, seed)
+    parts = torch.zeros(deal.parts, slots, 128)
+    vocabulary.weigh(parts, deal, hidden, torch.zeros(()).expand(slots))
+
+
 def main() -> None:
     """ELECTRA-Small in training and in evaluation, and ELECTRA-Base, which has other kernels."""
     JITFunction.run = compile_only
@@ -137,6 +150,8 @@ def main() -> None:
     step(small, 0.25, 128, training=True)
     step(small, 0.25, 128, training=False)
     step(base | {"embedding": 768}, 1 / 3, 512, training=True)
+    for slots in (1, 2560, 20480):
+        guess(slots)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.models.kernels import attention, cuda, ffn, norm, rows
+from electra.models.kernels import attention, cuda, ffn, join, norm, rows, words
 from electra.models.kernels.body import Shape
 from electra.models.kernels.dropout import draw_seeds
 from electra.models.kernels.ffn import (
@@ -29,16 +29,20 @@ from electra.models.kernels.gelu import empty_slope
 KERNELS = {
     "products": ["multiply_back", "multiply_bend", "multiply_gelu", "multiply_plain"],
     "attend": ["attend_backward", "attend_forward"],
+    "join": ["product_norm", "product_norm_backward"],
     "norm": ["norm_backward"],
     "rows": ["rows_forward"],
     "rowsback": ["rows_backward"],
+    "words": ["words_look", "words_slopes"],
 }
 SHARED = {
     "products": [ffn.SHARED],
     "attend": [attention.FORTH_SHARED, attention.BACK_SHARED],
+    "join": [join.FORTH_SHARED, join.BACK_SHARED],
     "norm": [norm.SHARED],
     "rows": [rows.FORTH_SHARED],
     "rowsback": [rows.BACK_SHARED],
+    "words": [words.SHARED],
 }
 ROWS = [1, 130, 1000, 4096]
 
@@ -52,8 +56,9 @@ def test_the_host_asks_for_the_shared_memory_that_kernels_have(source):
 def test_the_host_starts_as_many_groups_as_compute():
     """Mostly as many as hopper.cuh says; a kernel of its own number says so before it."""
     found = [re.findall(r"GROUPS = (\d)", cuda.text(source).decode()) for source in cuda.SOURCES]
-    assert found == [["2"], ["2", "3"], ["2", "3"], ["2"], ["2"]]
-    assert [cuda.GROUPS, attention.FORTH_GROUPS, norm.WARPS // 4 - 1] == [2, 3, 3]
+    assert found == [["2"], ["2", "3"], ["2"], ["2", "3"], ["2"], ["2"], ["2", "3"]]
+    ours = [cuda.GROUPS, attention.FORTH_GROUPS, norm.WARPS // 4 - 1, words.GROUPS]
+    assert ours == [2, 3, 3, 3]
 
 
 @pytest.mark.parametrize("source", cuda.SOURCES)
@@ -83,15 +88,6 @@ def test_a_source_is_compiled_once(tmp_path, monkeypatch):
     assert [code("products"), code("products"), code("attend")] == [b"code 1", b"code 1", b"code 2"]
     monkeypatch.setattr(cuda, "text", lambda source: b"another")
     assert code("products") == b"code 3"
-
-
-@pytest.fixture
-def hopper(device):
-    """A GPU that has to take these kernels."""
-    if torch.cuda.get_device_capability(device) != cuda.HOPPER:
-        pytest.skip("needs a Hopper GPU")
-    assert cuda.usable(device)
-    return device
 
 
 @pytest.fixture
@@ -438,6 +434,7 @@ POINTERS = {
     torch.bfloat16: "unsigned short*",
     torch.uint8: "unsigned char*",
     torch.int32: "int*",
+    torch.int64: "long long*",
 }
 
 
@@ -490,6 +487,40 @@ def test_kernels_by_rows_are_given_what_they_take(monkeypatch):
         assert grid == 2
         assert [handed(value) for value in given] == declared(*name.split("."))
         assert all(len(value.matrix.shape) == 2 for value in given if isinstance(value, Box))
+
+
+def test_kernels_of_words_are_given_what_they_take(monkeypatch):
+    calls = []
+    monkeypatch.setattr(words, "tiles", Box)
+    monkeypatch.setattr(words, "launch", lambda *given, groups: calls.append((groups, *given)))
+    monkeypatch.setattr(words, "offsets", lambda bias, absent: torch.empty(1024))
+    monkeypatch.setattr(words, "settle", lambda *_: (*torch.empty(3, 200), None, torch.empty(200)))
+    hidden, table = (torch.empty(n, 128, dtype=torch.bfloat16) for n in (200, 1001))
+    truth = torch.zeros(200, dtype=torch.int64)
+    _, kept = words.look(hidden, table, torch.empty(1001), *[truth] * 4)
+    slopes, parts, deal = words.slopes_of(hidden, table, *kept)
+    assert slopes.shape == (200, 1008)
+    assert parts.shape == (deal.parts, 200, 128)
+    for groups, name, grid, shared, *given in calls:
+        assert (groups, grid, shared) == (3, 2, words.SHARED)
+        assert [handed(value) for value in given] == declared(*name.split("."))
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "temperature", "exclude_true", "fits"),
+    [
+        (128, torch.bfloat16, 1.0, False, True),
+        (256, torch.bfloat16, 1.0, False, False),
+        (128, torch.float16, 1.0, False, False),
+        (128, torch.bfloat16, 0.5, False, False),
+        (128, torch.bfloat16, 1.0, True, False),
+    ],
+)
+def test_where_logits_are_not_written(width, dtype, temperature, exclude_true, fits, monkeypatch):
+    given = (torch.empty(5, width, dtype=dtype), temperature, exclude_true)
+    assert not words.by_tiles(*given)
+    monkeypatch.setattr(words, "usable", lambda device: True)
+    assert words.by_tiles(*given) == fits
 
 
 @pytest.mark.parametrize(("rows", "room"), [(1, 64), (64, 64), (130, 192)])

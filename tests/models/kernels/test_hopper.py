@@ -17,6 +17,7 @@ ROOM = 227 * 1024
 """Bytes of shared memory that a program can have."""
 SOME = {"exercise_kernel", "multiply_kernel", "contract_backward_kernel", "bias_gelu_kernel"}
 SOME |= {"narrow_forward_kernel", "narrow_backward_kernel", "product_norm_kernel"}
+SOME |= {"settle_kernel", "offsets_kernel", "weigh_kernel"}
 SOME |= {"attend_backward_kernel", "keys_kernel", "detect_kernel", "add_parts_kernel"}
 SPILLED = 256
 """Bytes that a thread may put into memory for want of registers; the kernels have up to 168."""

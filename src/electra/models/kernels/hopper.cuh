@@ -155,10 +155,10 @@ __device__ __forceinline__ void first_mma(float (&d)[32], const u32* a, u64 b) {
                  : F32("=f", d) : FOUR(a), "l"(b), "n"(RIGHT));
 }
 
-// (64, 16) times (16, 128)
-__device__ __forceinline__ void mma(float (&d)[64], u64 a, u64 b) {
-    asm volatile(WGMMA("128") "{" N64 "}, %64, %65, 1, 1, 1, 0, 0;"
-                 : F64("+f", d, 0) : "l"(a), "l"(b));
+// (64, 16) times (16, 128); RIGHT as above
+template <int RIGHT = 0> __device__ __forceinline__ void mma(float (&d)[64], u64 a, u64 b) {
+    asm volatile(WGMMA("128") "{" N64 "}, %64, %65, 1, 1, 1, 0, %66;"
+                 : F64("+f", d, 0) : "l"(a), "l"(b), "n"(RIGHT));
 }
 __device__ __forceinline__ void first_mma(float (&d)[64], u64 a, u64 b) {
     asm volatile(WGMMA("128") "{" N64 "}, %64, %65, 0, 1, 1, 0, 0;"
@@ -233,15 +233,15 @@ __device__ __forceinline__ void put(u32 where, const u32 (&pairs)[16]) {
 #pragma unroll
     for (int k = 0; k < 4; k++) put_columns(where, k, pairs + 4 * k);
 }
-// The counterpart of `put`
+// The counterparts of both
+__device__ __forceinline__ void get_columns(u32 where, int k, u32* pairs) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+                 : "r"(columns_at(where, k)) : "memory");
+}
 __device__ __forceinline__ void get(u32 where, u32 (&pairs)[16]) {
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        u32* to = pairs + 4 * k;
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                     : "r"(columns_at(where, k)) : "memory");
-    }
+    for (int k = 0; k < 4; k++) get_columns(where, k, pairs + 4 * k);
 }
 // A thread's numbers of a box with their bias, in pairs; at `bias` is that of its first two columns
 __device__ __forceinline__ void add_box(const float* z, u32 bias, u32* pairs) {

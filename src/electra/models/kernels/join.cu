@@ -8,6 +8,7 @@
 
 constexpr int WIDTH = 256, TALL = 64, ROWS = GROUPS * TALL, BLOCKS = WIDTH / 64, CLUSTER = 2;
 constexpr int STEP = (GROUPS + BLOCKS) * BOX, SLOTS = 3, PIECES = 2, SUMS = 3 * WIDTH;
+constexpr int HALVES = 2 * BLOCKS;  // of blocks, of 32 columns, of which a thread has eight
 // Shared memory: tiles of three steps; four boxes for each group that go out, in which on the way
 // back normalised rows come; barriers; keys of dropout; gain, shift and bias, or gain and for each
 // group a box more
@@ -61,7 +62,7 @@ __device__ __forceinline__ void drop_add(
 }
 
 // Lanes that are so far away of each other exchange halves: each adds up one.
-template <int HALF> __device__ __forceinline__ void exchange(float (&of)[16], int away) {
+template <int HALF> __device__ __forceinline__ void exchange(float (&of)[8], int away) {
     bool upper = threadIdx.x & away;
 #pragma unroll
     for (int i = 0; i < HALF; i++) {
@@ -69,11 +70,10 @@ template <int HALF> __device__ __forceinline__ void exchange(float (&of)[16], in
         of[i] = (upper ? of[i + HALF] : of[i]) + __shfl_xor_sync(0xFFFFFFFFu, sent, away);
     }
 }
-// Over the 16 rows that a warp has, of 64 columns, of which a thread has 16. It then has the sums
-// of two, those that are its own when each of 32 has two side by side.
-__device__ __forceinline__ void add_rows(float (&of)[16], float* to) {
-    exchange<8>(of, 16), exchange<4>(of, 8), exchange<2>(of, 4);
-    to[0] += of[0], to[1] += of[1];
+// Over the 16 rows that a warp has, of 32 columns, of which a thread has eight before and one after
+__device__ __forceinline__ float add_rows(float (&of)[8]) {
+    exchange<4>(of, 16), exchange<2>(of, 8), exchange<1>(of, 4);
+    return of[0];
 }
 
 struct Norm {
@@ -181,11 +181,12 @@ __device__ __forceinline__ void run(
         if (leader) arrive(bar), arrive_at(bar, rank ^ 1);
         pass();
     };
+    u32 aside = base + AT_MORE + group * BOX;
     // Where the i-th block of both results goes. Forth boxes take turns; back the first goes where
     // normalised rows were, and the second where two blocks before it the first was.
     auto box = [&](int i, bool other) {
         if (!BACK) return stage + (i % 2 * 2 + other) * BOX;
-        return !other ? stage + i * BOX : i < 2 ? base + AT_MORE + group * BOX : stage + (i - 2) * BOX;
+        return !other ? stage + i * BOX : i < 2 ? aside : stage + (i - 2) * BOX;
     };
     // Until what was there has gone
     auto await_box = [&](int i) {
@@ -203,7 +204,7 @@ __device__ __forceinline__ void run(
             commit_store();
         }
     };
-    float of_gain[2 * BLOCKS] = {}, of_shift[2 * BLOCKS] = {}, of_bias[2 * BLOCKS] = {};
+    float of_gain[HALVES] = {}, of_shift[HALVES] = {}, of_bias[HALVES] = {};
     float z[128];
     u32 turn = 0;
     for (int t = blockIdx.x; t - (int)rank < tiles; t += gridDim.x, turn ^= 1) {
@@ -235,49 +236,46 @@ __device__ __forceinline__ void run(
         for (int n = 1; n < steps; n++) multiply(false);
         // Or places would be computed before the loop, and kept
         int drops = f.drops;
-        asm volatile("" : "+r"(line), "+r"(side), "+r"(drops));
+        asm volatile("" : "+r"(line), "+r"(side), "+r"(drops), "+r"(aside));
         u32 bound = drop_bound(drops);
         u32 down[2] = {key_at(row + line, start), key_at(row + line + 8, start)};
         if constexpr (BACK) {
             wait(here, turn);
 #pragma unroll
-            for (int i = 0; i < PIECES; i++, group_sync(group), leave())
+            for (int i = 0; i < PIECES; i++, group_sync(group), leave()) {
+                wait(full + 8 * slot, round);
 #pragma unroll
-                for (int k = 0; k < 2; k++) {
-                    // After the first time they are there. But for waits the compiler would begin
-                    // with the next before the last one's registers are free.
-                    wait(full + 8 * slot, round);
-                    int block = 2 * i + k;
-                    u32 before[16], even[16];
-                    float sums[16] = {};
-                    get(base + slot * STEP + (2 * group + k) * BOX, before);
+                for (int k = 0; k < HALVES / PIECES; k++) {
+                    int half = HALVES / PIECES * i + k;
+                    u32 before[8], even[8];
+                    float shifts[8] = {}, gains[8] = {};
 #pragma unroll
-                    for (int j = 0; j < 32; j++) {
-                        u32 pair = before[j / 2];
-                        float& g = z[32 * block + j];
-                        g += j % 2 ? high(pair) : low(pair);
-                        sums[j / 4 * 2 + j % 2] += g;
+                    for (int j = 0; j < 2; j++) {
+                        u32 given = base + slot * STEP + (2 * group + k / 2) * BOX;
+                        get_columns(given, k % 2 * 2 + j, before + 4 * j);
+                        get_columns(stage + half / 2 * BOX, k % 2 * 2 + j, even + 4 * j);
                     }
-                    add_rows(sums, of_shift + 2 * block);
-                    get(stage + block * BOX, even);
 #pragma unroll
-                    for (int j = 0; j < 16; j++) sums[j] = 0;
-#pragma unroll
-                    for (int j = 0; j < 8; j++) {
-                        u32 vector = base + AT_VECTORS + 4 * (64 * block + 8 * j + side);
+                    for (int j = 0; j < 4; j++) {
+                        u32 vector = base + AT_VECTORS + 4 * (32 * half + 8 * j + side);
                         float2 gain = shared_floats(vector);
 #pragma unroll
                         for (int h = 0; h < 2; h++) {
-                            float *g = z + 32 * block + 4 * j + 2 * h;
-                            float n0 = low(even[2 * j + h]), n1 = high(even[2 * j + h]);
-                            sums[2 * j] += g[0] * n0, sums[2 * j + 1] += g[1] * n1;
+                            float* g = z + 16 * half + 4 * j + 2 * h;
+                            u32 pair = before[2 * j + h], own = even[2 * j + h];
+                            float n0 = low(own), n1 = high(own);
+                            g[0] += low(pair), g[1] += high(pair);
+                            shifts[2 * j] += g[0], shifts[2 * j + 1] += g[1];
+                            gains[2 * j] += g[0] * n0, gains[2 * j + 1] += g[1] * n1;
                             g[0] *= gain.x, g[1] *= gain.y;
                             mean[h] += g[0] + g[1];
                             other[h] += g[0] * n0 + g[1] * n1;
                         }
                     }
-                    add_rows(sums, of_gain + 2 * block);
+                    of_shift[half] += add_rows(shifts);
+                    of_gain[half] += add_rows(gains);
                 }
+            }
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 mean[h] = row_sum(mean[h]) * (inverse[h] / WIDTH);
@@ -285,31 +283,34 @@ __device__ __forceinline__ void run(
             }
 #pragma unroll
             for (int i = 0; i < BLOCKS; i++) {
-                u32 even[16], used[4];
-                float sums[16] = {};
-                get(box(i, false), even);
                 await_box(i);
-                __syncwarp();
 #pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    u32 across = shared_word(base + AT_KEYS + 2 * (64 * i + 8 * j + side));
+                for (int k = 0; k < 2; k++) {
+                    int half = 2 * i + k;
+                    float sums[8] = {};
 #pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        int k = 2 * j + h;
-                        float g0 = z[32 * i + 2 * k], g1 = z[32 * i + 2 * k + 1];
-                        g0 = g0 * inverse[h] - mean[h] - low(even[k]) * other[h];
-                        g1 = g1 * inverse[h] - mean[h] - high(even[k]) * other[h];
-                        even[k] = pack(g0, g1);
-                        drop(g0, g1, fold(down[h], across), bound, f.rescale);
-                        used[k % 4] = pack(g0, g1);
-                        sums[2 * j] += g0, sums[2 * j + 1] += g1;
+                    for (int j = 0; j < 2; j++) {
+                        u32 even[4], used[4];
+                        get_columns(box(i, false), 2 * k + j, even);
+                        __syncwarp();
+#pragma unroll
+                        for (int q = 0; q < 4; q++) {
+                            int h = q % 2, at = 4 * j + q / 2 * 2, col = 32 * half + 4 * at + side;
+                            float* g = z + 16 * half + 8 * j + 2 * q;
+                            float n0 = low(even[q]), n1 = high(even[q]);
+                            float g0 = g[0] * inverse[h] - mean[h] - n0 * other[h];
+                            float g1 = g[1] * inverse[h] - mean[h] - n1 * other[h];
+                            even[q] = pack(g0, g1);
+                            u32 bits = fold(down[h], shared_word(base + AT_KEYS + 2 * col));
+                            drop(g0, g1, bits, bound, f.rescale);
+                            used[q] = pack(g0, g1);
+                            sums[at] += g0, sums[at + 1] += g1;
+                        }
+                        put_columns(box(i, false), 2 * k + j, even);
+                        put_columns(box(i, true), 2 * k + j, used);
                     }
-                    if (j % 2) {
-                        put_columns(box(i, false), j / 2, even + 2 * (j - 1));
-                        put_columns(box(i, true), j / 2, used);
-                    }
+                    of_bias[half] += add_rows(sums);
                 }
-                add_rows(sums, of_bias + 2 * i);
                 send(i, row);
             }
         } else {
@@ -382,12 +383,12 @@ __device__ __forceinline__ void run(
     cluster_sync();  // and the other one's arrivals have come
     if constexpr (BACK) {
         // The tiles' memory is free now, in both programs.
-        float* own = (float*)memory + warp * SUMS + 2 * lane;
+        int col = lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;  // what `add_rows` left to it
+        float* own = (float*)memory + warp * SUMS + col;
 #pragma unroll
-        for (int i = 0; i < 2 * BLOCKS; i++) {
-            int col = i / 2 * 64 + i % 2;
-            own[col] = of_gain[i], own[WIDTH + col] = of_shift[i];
-            own[2 * WIDTH + col] = of_bias[i];
+        for (int i = 0; i < HALVES; i++) {
+            own[32 * i] = of_gain[i], own[32 * i + WIDTH] = of_shift[i];
+            own[32 * i + 2 * WIDTH] = of_bias[i];
         }
         __syncthreads();
         for (int part = blockIdx.x; part < f.parts; part += gridDim.x)

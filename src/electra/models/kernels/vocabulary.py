@@ -2,6 +2,8 @@
 
 The logits are written once, by the product. A program reads a row of them, reads it again while it
 is still in the cache, and puts the gradient of the cross-entropy in its place.
+
+On Hopper GPUs, in bf16 and where the table is 128 wide, they are not written at all: see words.py.
 """
 
 from typing import Any
@@ -12,8 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from electra.models.kernels.body import product
-from electra.models.kernels.dropout import draw_seeds, random_bits
+from electra.models.kernels.chance import choose, uniform
+from electra.models.kernels.dropout import draw_seeds
 from electra.models.kernels.norm import tile
+from electra.models.kernels.words import Deal, by_tiles, count_parts, look, slopes_of
 
 GROUP, WARPS = 4096, 16
 """Words that are looked at together, and by how many warps."""
@@ -22,7 +26,7 @@ RUN = 8
 COLUMNS = 8
 """That the bias's gradient takes, so that rows begin at multiples of 16 bytes."""
 WEIGHED = 2048
-"""Elements of a tile of `weigh_`."""
+"""Elements of a tile of `weigh`."""
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -39,55 +43,69 @@ class Guess(torch.autograd.Function):
         ctx: Any, hidden: Tensor, table: Tensor, copy: Tensor, bias: Tensor, absent: Tensor,
         truth: Tensor, drawn: Tensor, other: Tensor, temperature: float, exclude_true: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        # What has no probability has no slope: on the way back nothing needs to be filled.
-        bias = bias.to(hidden.dtype, copy=True).masked_fill_(absent, float("-inf"))
-        logits = torch.addmm(bias, hidden, copy.t())
-        found = read_logits_(logits, truth, drawn, other, temperature, exclude_true)
-        ctx.save_for_backward(hidden, copy, logits)
+        ctx.by_tiles = by_tiles(hidden, temperature, exclude_true)
+        if ctx.by_tiles:
+            found, kept = look(hidden, copy, bias, absent, truth, drawn, other)
+        else:
+            # What has no probability has no slope: on the way back nothing needs to be filled.
+            bias = bias.to(hidden.dtype, copy=True).masked_fill_(absent, float("-inf"))
+            logits = torch.addmm(bias, hidden, copy.t())
+            found = read_logits_(logits, truth, drawn, other, temperature, exclude_true)
+            kept = (logits,)
+        ctx.save_for_backward(hidden, copy, *kept)
         ctx.mark_non_differentiable(*found[1:])
         ctx.set_materialize_grads(False)  # no zeros for these
         return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        hidden, copy, slopes = ctx.saved_tensors
-        of_hidden = slopes @ copy
+        hidden, copy, *kept = ctx.saved_tensors
+        if ctx.by_tiles:
+            slopes, parts, deal = slopes_of(hidden, copy, *kept)
+        else:
+            (slopes,) = kept
+            parts, deal = (slopes @ copy)[None], Deal.whole(len(hidden))
+        of_hidden, wider = weigh(parts, deal, hidden, grads[0])
         # The bias's gradient is one more column of the table's: as good as free, where a pass over
         # the slopes would take longer than the product.
-        width = hidden.shape[1]
-        both = product(slopes.t(), weigh_(of_hidden, hidden, grads[0]))
+        words, width = copy.shape
+        both = product(slopes.t(), wider)[:words]
         return of_hidden, both[:, :width], None, both[:, width], *[None] * 6
 
 
-def weigh_(of_hidden: Tensor, hidden: Tensor, factor: Tensor) -> Tensor:
-    """Multiply both by the factors of the rows (rows,), `of_hidden` in place; returns the other,
-    wider by columns of factors.
+def weigh(parts: Tensor, deal: Deal, hidden: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows times their factors (rows,): the sum of parts (parts, rows, width) as the slots' own
+    gradient, and `hidden`, which becomes wider by columns of factors.
 
     A row's slope is that of its own loss: the factors go to what is narrow.
     """
     rows, width = hidden.shape
-    wider = hidden.new_empty(rows, width + COLUMNS)
+    wider, of_hidden = hidden.new_empty(rows, width + COLUMNS), torch.empty_like(hidden)
     block, tall = tile(width + COLUMNS, WEIGHED)
-    tensors = (of_hidden, hidden, factor, wider)
+    tensors = (parts, hidden, factor, of_hidden, wider)
     weigh_kernel[(triton.cdiv(rows, tall),)](
-        *tensors, factor.stride(0), rows, width, width + COLUMNS, tall, block, num_warps=4
-    )
-    return wider
+        *tensors, factor.stride(0), len(parts), *deal, rows, width, width + COLUMNS, tall, block,
+        num_warps=4,
+    )  # fmt: skip
+    return of_hidden, wider
 
 
 @triton.jit
 def weigh_kernel(
-    of_hidden, hidden, factor, wider, step, rows, width: tl.constexpr, wide: tl.constexpr,
-    TALL: tl.constexpr, BLOCK: tl.constexpr,
+    parts, hidden, factor, of_hidden, wider, step, most, programs, across, units, rows,
+    width: tl.constexpr, wide: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`step` is 0 where one number is the factor of all rows."""
+    """`step` is 0 where one number is the factor of all rows, `most` the number of parts."""
     row = tl.program_id(0) * TALL + tl.arange(0, TALL)
     col = tl.arange(0, BLOCK)
     valid = (row < rows)[:, None]
     here = valid & (col < width)[None, :]
     at = row[:, None] * width + col[None, :]
     weight = tl.load(factor + row * step, row < rows, 0.0)[:, None]
-    g = tl.load(of_hidden + at, here, 0.0).to(tl.float32)
+    count = count_parts(row, programs, across, units)[:, None]
+    g = tl.zeros((TALL, BLOCK), tl.float32)
+    for part in range(most):
+        g += tl.load(parts + part * rows * width + at, here & (part < count), 0.0).to(tl.float32)
     h = tl.load(hidden + at, here, 1.0).to(tl.float32)
     tl.store(of_hidden + at, g * weight, here)
     tl.store(wider + row[:, None] * wide + col[None, :], h * weight, valid & (col < wide)[None, :])
@@ -192,27 +210,8 @@ def read_logits_kernel(
 
 
 @triton.jit
-def choose(odds, number):
-    """An index, by the odds; `number` is from `uniform`. 0 where none has odds, or they are NaN.
-
-    A GPU adds up the steps of the ladder in different orders, so that one without odds may lie
-    below the one before it: such a step is never the one.
-    """
-    COUNT: tl.constexpr = odds.shape[0]
-    ladder = tl.where(odds > 0, tl.cumsum(odds, 0), 0.0)
-    above = ladder > tl.max(ladder, 0) * number
-    return tl.min(tl.where(above, tl.arange(0, COUNT), COUNT), 0) % COUNT
-
-
-@triton.jit
 def allowed(x, col, true, exclude: tl.constexpr):
     """The logits that a sample is drawn by."""
     if exclude:
         x = tl.where(col == true, -float("inf"), x)
     return x
-
-
-@triton.jit
-def uniform(index, seed):
-    """In [0, 1 - 2^-23], so that a product with it is always below the other factor."""
-    return (random_bits(index, seed) >> 9).to(tl.float32) * 1.1920928955078125e-07
