@@ -50,6 +50,10 @@ __device__ __forceinline__ void load(u32 to, const void* from, int bytes, u32 ba
 __device__ __forceinline__ void fetch(const void* from, int bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
+__device__ __forceinline__ void fetch(const Map* map, int x, int y) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];"
+                 ::"l"(map), "r"(x), "r"(y) : "memory");
+}
 __device__ __forceinline__ void store(const Map* map, u32 from, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
                  ::"l"(map), "r"(x), "r"(y), "r"(from) : "memory");
@@ -163,6 +167,17 @@ template <int RIGHT = 0> __device__ __forceinline__ void mma(float (&d)[64], u64
 __device__ __forceinline__ void first_mma(float (&d)[64], u64 a, u64 b) {
     asm volatile(WGMMA("128") "{" N64 "}, %64, %65, 0, 1, 1, 0, 0;"
                  : F64("=f", d, 0) : "l"(a), "l"(b));
+}
+
+// (64, 16) times (16, 256); ACROSS: the second lies in memory with columns side by side
+template <int ACROSS> __device__ __forceinline__ void mma(float (&d)[128], u64 a, u64 b) {
+    asm volatile(WGMMA("256") "{" N128 "}, %128, %129, 1, 1, 1, 0, %130;"
+                 : F128("+f", d) : "l"(a), "l"(b), "n"(ACROSS));
+}
+// The same without what was there before, whose registers are free until now
+template <int ACROSS> __device__ __forceinline__ void first_mma(float (&d)[128], u64 a, u64 b) {
+    asm volatile(WGMMA("256") "{" N128 "}, %128, %129, 0, 1, 1, 0, %130;"
+                 : F128("=f", d) : "l"(a), "l"(b), "n"(ACROSS));
 }
 
 // Sums over 16 rows of a tile, in all eight columns, by a product of its columns with ones

@@ -3,8 +3,8 @@
 //
 // A program has 128 rows, 64 for each group, which has whole rows of the product and needs no other
 // one's numbers. It goes through the depth in steps of 64. Two programs, a cluster, share the
-// matrix, of which each brings a half to both: the cache could not deliver it to each. Tiles of the
-// next rows come while these are normalised.
+// matrix, of which each brings a half to both: the second cache could not deliver all of it to
+// each. Tiles of the next rows come while these are normalised.
 
 constexpr int WIDTH = 256, TALL = 64, ROWS = GROUPS * TALL, BLOCKS = WIDTH / 64, CLUSTER = 2;
 constexpr int STEP = (GROUPS + BLOCKS) * BOX, SLOTS = 3, PIECES = 2, SUMS = 3 * WIDTH;
@@ -18,22 +18,13 @@ constexpr int AT_MORE = (AT_VECTORS + VECTOR + 1023) / 1024 * 1024;
 static_assert(AT_VECTORS + 3 * VECTOR == 216704, "join.py asks for as much");
 static_assert(AT_MORE + GROUPS * BOX == 231424, "join.py asks for as much");
 
-// (64, 16) times (16, 256). ACROSS: the second lies in memory with columns side by side
-template <int ACROSS> __device__ __forceinline__ void mma(float (&d)[128], u64 a, u64 b) {
-    asm volatile(WGMMA("256") "{" N128 "}, %128, %129, 1, 1, 1, 0, %130;"
-                 : F128("+f", d) : "l"(a), "l"(b), "n"(ACROSS));
-}
-// The same without what was there before, whose registers are free until now
-template <int ACROSS> __device__ __forceinline__ void first_mma(float (&d)[128], u64 a, u64 b) {
-    asm volatile(WGMMA("256") "{" N128 "}, %128, %129, 0, 1, 1, 0, %130;"
-                 : F128("=f", d) : "l"(a), "l"(b), "n"(ACROSS));
-}
-// To both programs of a cluster, at the same place
-__device__ __forceinline__ void load_both(u32 to, const Map* map, int x, int y, u32 bar) {
+// To all programs of a cluster, at the same place
+__device__ __forceinline__ void load_all(u32 to, const Map* map, int x, int y, u32 bar) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
         ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;"
-        ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(bar), "h"((unsigned short)3) : "memory");
+        ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(bar), "h"((unsigned short)((1 << CLUSTER) - 1))
+        : "memory");
 }
 // At the barrier of another program. Without an order for its memory, which would be a fence of the
 // whole GPU: products have read what they needed when they are done.
@@ -103,8 +94,8 @@ __device__ __forceinline__ void run(
         u32 to = base + slot * STEP + GROUPS * BOX, bar = full + 8 * slot;
         expect(bar, STEP);
 #pragma unroll 1
-        for (u32 i = 2 * rank; i < 2 * rank + 2; i++)
-            load_both(to + i * BOX, &matrix, (BACK ? i : n) * 64, (BACK ? n : i) * 64, bar);
+        for (u32 i = rank; i < BLOCKS; i += CLUSTER)
+            load_all(to + i * BOX, &matrix, (BACK ? i : n) * 64, (BACK ? n : i) * 64, bar);
     };
     if (thread == 0) {
         for (int i = 0; i < SLOTS; i++)
@@ -143,10 +134,10 @@ __device__ __forceinline__ void run(
                     u32 to = base + slot * STEP, bar = full + 8 * slot;
                     wait(empty + 8 * slot, round ^ 1);
                     if (n < steps) {
-                        if (t != blockIdx.x || n >= SLOTS) weights(slot, n);
 #pragma unroll 1
                         for (int i = 0; i < GROUPS; i++)
                             load(to + i * BOX, &x, n * 64, t * ROWS + i * TALL, bar);
+                        if (t != blockIdx.x || n >= SLOTS) weights(slot, n);
                     } else {
                         expect(bar, 4 * BOX);
 #pragma unroll 1
@@ -175,10 +166,11 @@ __device__ __forceinline__ void run(
     int line = warp % 4 * 16 + lane / 4, side = lane % 4 * 2;  // of a thread's numbers
     u32 start = mix(f.seed[0]);
     u32 stage = base + AT_STAGE + group * 4 * BOX;
-    // Products are done with it when one thread's are; what threads read, all of them have to have.
+    // Told to each program of the cluster by another warp. Products are done with a slot when one
+    // warp's are; before it leaves what threads read themselves, a group has to meet.
     auto leave = [&] {
         u32 bar = empty + 8 * slot;
-        if (leader) arrive(bar), arrive_at(bar, rank ^ 1);
+        if (lane == 0 && warp % 4 < CLUSTER) arrive_at(bar, warp % 4);
         pass();
     };
     u32 aside = base + AT_MORE + group * BOX;

@@ -4,17 +4,6 @@
 // groups of four warps take turns: one multiplies while the other computes with what its own
 // product gave, and stores it. A thread of a third group brings the tiles.
 
-// (64, 16) times (16, 256); ACROSS: the second lies in memory with columns side by side
-template <int ACROSS> __device__ __forceinline__ void mma(float (&d)[128], u64 a, u64 b) {
-    asm volatile(WGMMA("256") "{" N128 "}, %128, %129, 1, 1, 1, 0, %130;"
-                 : F128("+f", d) : "l"(a), "l"(b), "n"(ACROSS));
-}
-// The same without what was there before, whose registers are free until now
-template <int ACROSS> __device__ __forceinline__ void first_mma(float (&d)[128], u64 a, u64 b) {
-    asm volatile(WGMMA("256") "{" N128 "}, %128, %129, 0, 1, 1, 0, %130;"
-                 : F128("=f", d) : "l"(a), "l"(b), "n"(ACROSS));
-}
-
 enum Kind { PLAIN, GELU, BACK, BEND };
 constexpr int DEPTH = 256, WIDE = 256, TALL = 64;
 constexpr int ROWS = DEPTH / 64 * BOX, MATRIX = DEPTH * WIDE * 2;
@@ -90,7 +79,7 @@ __device__ __forceinline__ void multiply(
     int line = warp * 16 + lane / 4, side = lane % 4 * 2;  // of a thread's numbers: row, column
     u32 mine = base + AT_ROWS + group * ROWS, stage = base + AT_STAGE + group * 2 * BOX;
     float z[128], total[4][4] = {};
-    u32 pairs[16], words[KIND == BEND ? 32 : 8];
+    u32 pairs[16], words[32];
     if (group == 1) pass_turn(group);
     for (int n = group, t = part + group * parts; t < tiles; n += 2, t += 2 * parts) {
         // Slopes lie in memory as threads have them: 64 rows and 64 columns after others
@@ -115,8 +104,12 @@ __device__ __forceinline__ void multiply(
             if (k % 4 == 0) wait(ready + 2 * k, 0);
             if (k == 0) first_mma<ACROSS>(z, left, right);
             else mma<ACROSS>(z, left, right);
+            if (k == DEPTH / 16 - 3) mma_commit();
         }
         mma_commit();
+        // The tensor cores would share their time among both, so the turn ends when the products
+        // are nearly done.
+        mma_wait<1>();
         pass_turn(group);
         mma_wait<0>();
         if (leader) arrive(empty + 8 * group);
@@ -125,7 +118,7 @@ __device__ __forceinline__ void multiply(
             float* own = z + 32 * i;
             u32 here = stage + (i & 1) * BOX;
             if constexpr (KIND == GELU) {
-                gelu_box(own, beside + (64 * i + side) * 2, pairs, words);
+                gelu_box(own, beside + (64 * i + side) * 2, pairs, words + 8 * i);
             } else if constexpr (KIND == BEND) {
                 bend_box(own, words + 8 * i, pairs);
             } else {
@@ -145,12 +138,14 @@ __device__ __forceinline__ void multiply(
                 for (int k = 0; k < 4; k++)
                     sum_mma(total[i], tile(here + k * 2048, 16), ones_at(beside));
                 mma_commit();
-            } else if constexpr (KIND == GELU) {
-                // After the fence, which waits for what was written before it
-                slope_at[i * 256] = make_uint4(words[0], words[1], words[2], words[3]);
-                slope_at[i * 256 + 128] = make_uint4(words[4], words[5], words[6], words[7]);
             }
         }
+        if constexpr (KIND == GELU)
+            // After the last fence: each waits for what was written before it
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                slope_at[i * 128] = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2],
+                                               words[4 * i + 3]);
     }
     if (leader) wait_store<0>();  // shared memory is another program's after the end
     if constexpr (KIND == BEND) {

@@ -73,12 +73,6 @@ __device__ __forceinline__ void add_up(float (&d)[4], u32 box, u64 ones) {
     for (int k = 1; k < 4; k++) sum_mma(d, tile(box + k * DOWN16), ones);
 }
 
-// A tile is brought nearer, into the cache.
-__device__ __forceinline__ void fetch(const Map* map, int x, int y) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];"
-                 ::"l"(map), "r"(x), "r"(y) : "memory");
-}
-
 KERNEL rows_backward(
     MAP grad, MAP qkv_w, MAP attended_w, MAP expand_w, MAP contract_w, MAP qkv, MAP mixed,
     MAP normal1, MAP normal2, MAP of_qkv, MAP of_attended, MAP of_inner, MAP of_outer, MAP of_input,

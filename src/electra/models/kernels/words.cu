@@ -79,11 +79,20 @@ struct Work {
     }
 };
 
+// Three groups take turns at the tensor cores, which would share their time among all that ask:
+// all would multiply at once, and then compute at once. A turn ends a little before its products,
+// so that the next ones are there in time.
+__device__ __forceinline__ void await_turn(int group) {
+    asm volatile("bar.sync %0, 256;" ::"r"(group + 1 + GROUPS) : "memory");
+}
+__device__ __forceinline__ void pass_turn(int group) {
+    asm volatile("bar.arrive %0, 256;" ::"r"((group + 1) % GROUPS + 1 + GROUPS) : "memory");
+}
 __device__ __forceinline__ void set_half(u32 where, u32 value) {
     asm volatile("st.shared.b16 [%0], %1;" ::"r"(where), "h"((unsigned short)value) : "memory");
 }
 // A group's slots times a tile of words. What says where these are goes on by an addition, so that
-// registers hold one of each, not eight.
+// registers hold one of each, not eight. Near its end there is a point to wait for.
 __device__ __forceinline__ void multiply(float (&z)[64], u64 slots, u64 words) {
     mma_fence();
     first_mma(z, slots, words);
@@ -91,6 +100,7 @@ __device__ __forceinline__ void multiply(float (&z)[64], u64 slots, u64 words) {
     for (int k = 1; k < DEPTH / 16; k++) {
         int box = k / 4 * BOX, column = k % 4 * 32;
         mma(z, slots + (box + column) / 16, words + (2 * box + column) / 16);
+        if (k == DEPTH / 16 - 3) mma_commit();
     }
     mma_commit();
 }
@@ -105,7 +115,7 @@ KERNEL words_look(
     extern __shared__ __align__(1024) unsigned char memory[];
     Work work(memory, slots, across);
     work.begin();
-    int thread = threadIdx.x, group = thread / 128;
+    int thread = threadIdx.x, group = __shfl_sync(0xFFFFFFFFu, thread / 128, 0);
     if (group == GROUPS) {
         fewer_registers<32>();
         work.bring(x, table, bias);
@@ -116,6 +126,7 @@ KERNEL words_look(
     int line = group * 64 + thread / 32 % 4 * 16 + lane / 4;  // of two rows the first
     u64 mine = tile(work.base + group * 2 * BOX, 16);
     u32 down_start = mix(seed[0]), across_start = mix(seed[1]);
+    if (group == GROUPS - 1) pass_turn(group);
     int tall = work.first / across, wide = work.first % across, left = work.last - work.first;
     for (int turn = 0; left > 0; turn++, tall++, wide = 0) {
         int slot = tall * TALL + line, end = min(across, wide + left);
@@ -129,8 +140,11 @@ KERNEL words_look(
         for (; wide < end; wide++, n++) {
             float z[64], most[4], sum[4] = {};
             work.await(n);
+            await_turn(group);
             multiply(z, mine, tile(work.stage(n), 16));
             u32 over = work.bias(n) + side * 4, key = key_at(wide, across_start);
+            mma_wait<1>();
+            pass_turn(group);
             mma_wait<0>();
 #pragma unroll
             for (int j = 0; j < 16; j++) {
@@ -180,7 +194,7 @@ KERNEL words_slopes(
     extern __shared__ __align__(1024) unsigned char memory[];
     Work work(memory, slots, across);
     work.begin();
-    int thread = threadIdx.x, group = thread / 128;
+    int thread = threadIdx.x, group = __shfl_sync(0xFFFFFFFFu, thread / 128, 0);
     if (group == GROUPS) {
         fewer_registers<32>();
         work.bring(x, table, bias);
@@ -193,6 +207,7 @@ KERNEL words_slopes(
     bool leader = thread % 128 == 0;
     u64 mine = tile(work.base + group * 2 * BOX, 16);
     u32 out = work.base + AT_OUT + group * 2 * BOX;
+    if (group == GROUPS - 1) pass_turn(group);
     int tall = work.first / across, wide = work.first % across, left = work.last - work.first;
     for (int turn = 0; left > 0; turn++, tall++, wide = 0) {
         int slot = tall * TALL + line, end = min(across, wide + left);
@@ -208,12 +223,15 @@ KERNEL words_slopes(
             less = pack(power(-LOG2E * losses[tall * TALL + own]) - 1, 0);
         }
         wait(work.come, turn & 1);
+        await_turn(group);
         for (; wide < end; wide++, n++) {
             float z[64];
             u32 words = work.stage(n), over = work.bias(n) + side * 4;
             work.await(n);
             multiply(z, mine, tile(words, 16));
             if (leader) wait_store<0>();
+            mma_wait<1>();
+            pass_turn(group);
             mma_wait<0>();
             if (n) work.release(n - 1);  // the second product of that one is done too
             group_sync(group);  // and the boxes of its slopes are free
@@ -243,12 +261,14 @@ KERNEL words_slopes(
                 commit_store();
             }
             u64 odds = tile(out, 16), right = tile(words, 2 * BOX);
+            await_turn(group);  // for this and for the next one's first
             mma_fence();
 #pragma unroll
             for (int i = 0; i < WIDE / 16; i++)
                 mma<1>(sums, odds + (i / 4 * BOX + i % 4 * 32) / 16, right + i * 2048 / 16);
             mma_commit();
         }
+        pass_turn(group);
         mma_wait<0>();
         work.release(work.gone);
         float* to = of_x + ((u64)work.part(tall) * slots + slot) * DEPTH + side;
