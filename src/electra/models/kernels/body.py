@@ -1,9 +1,9 @@
 """All layers of an encoder as one function: what `electra.models.encoder.Layer` says, fused.
 
-A layer is five kernels forward, eight in a wide model, and about thirteen back; in the narrowest
-two each way, besides the gradients of its matrices, or all layers are one (`by_rows`). The residual
-stream is in the precision of the products. Kept for the way back: per token and layer 12 x width
-numbers, gelu's value among them, and 4 x width bytes, its slope.
+Besides the gradients of its matrices a layer is five kernels each way, eight or nine in a wide
+model; in the narrowest two, or all layers are one (`by_rows`). The residual stream is in the
+precision of the products. Kept for the way back: per token and layer 12 x width numbers, gelu's
+value among them, and 4 x width bytes, its slope.
 Where rows are few, the gradients of the matrices wait for the last layer, and are found together.
 """
 
