@@ -71,6 +71,18 @@ def near():
 
 
 @pytest.fixture
+def follows():
+    """`follows(found, expected)`: how often each was drawn, by the test called chi-square."""
+
+    def check(found: torch.Tensor, expected: torch.Tensor) -> None:
+        squares = ((found - expected) ** 2 / expected).sum()
+        free = len(expected) - 1
+        assert squares < free + 4 * (2 * free) ** 0.5  # its mean and spread
+
+    return check
+
+
+@pytest.fixture
 def through():
     """`through(x, documents, shape, *params)`: all layers of a body."""
     from electra.models.kernels.body import Body

@@ -3,7 +3,7 @@
 import functools
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -63,6 +63,17 @@ def test_the_host_starts_as_many_groups_as_compute():
     assert ours == [2, 3, 3, 3]
 
 
+def test_both_sides_have_the_same_sizes():
+    def said(source: str, *names: str) -> list[int]:
+        whole = cuda.text(source).decode()
+        return [int(re.search(rf"\b{name} = (\d+)", whole)[1]) for name in names]
+
+    assert said("join", "CLUSTER", "WIDTH") == [join.CLUSTER, join.SQUARE]
+    assert said("words", "WIDE", "DEPTH") == [words.WIDE.value, words.DEPTH]
+    assert words.TALL.value == words.GROUPS * 64
+    assert join.TALL == cuda.GROUPS * 64
+
+
 @pytest.mark.parametrize("source", cuda.SOURCES)
 def test_every_kernel_compiles_and_keeps_its_numbers_in_registers(source):
     try:
@@ -103,6 +114,18 @@ def draw(device):
         return (torch.randn(shape) * scale).to(device, torch.bfloat16)
 
     return drawn
+
+
+@pytest.fixture
+def forms(monkeypatch):
+    """`for able in forms(norm)`: with a module's kernels in CUDA, and without."""
+
+    def each(module: Any) -> Iterator[bool]:
+        for able in (True, False):
+            monkeypatch.setattr(module, "usable", lambda device, able=able: able)
+            yield able
+
+    return each
 
 
 def with_end(rows: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -171,23 +194,30 @@ def test_product_back(rows, hopper, draw):
     assert off(product_back(x, matrix), x.float() @ matrix.float()) < 3e-3
 
 
+def back_through(
+    run: Callable[..., torch.Tensor], rows: int, seed: torch.Tensor, p: float
+) -> tuple[torch.Tensor, ...]:
+    """Both results of a way back through a norm, and its sums."""
+    through, behind = with_end(rows, 256, seed.device)
+    parts = norm.back_parts(rows, 256, through.dtype, seed.device, p)
+    sums = torch.full((parts, 3, 256), torch.nan, device=seed.device)
+    residual = run(sums, seed, p, through)
+    assert (behind == 7).all()
+    return (residual, through, *sums.sum(0))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.48])
 @pytest.mark.parametrize("rows", [1, 130, 5000])
-def test_norm_back(rows, p, hopper, draw, monkeypatch):
+def test_norm_back(rows, p, hopper, draw, forms):
     """The same as Triton's, which drop the same elements; of 5,000 rows a warp has several."""
     grad, normal = draw(rows, 256), draw(rows, 256)
     scale, gain = draw(rows).float().abs() + 0.5, draw(256).float() * 1.01
     (seed,) = draw_seeds(1, hopper)
     found = []
-    for able in (True, False):
-        monkeypatch.setattr(norm, "usable", lambda device, able=able: able)
-        through, behind = with_end(rows, 256, hopper)
-        parts = norm.back_parts(rows, 256, grad.dtype, hopper, p)
-        sums = torch.full((parts, 3, 256), torch.nan, device=hopper)
-        residual = norm.add_norm_backward(grad, normal, scale, gain, sums, seed, p, through)
-        assert (behind == 7).all()
-        found.append((residual, through, *sums.sum(0)))
+    for _ in forms(norm):
+        run = functools.partial(norm.add_norm_backward, grad, normal, scale, gain)
+        found.append(back_through(run, rows, seed, p))
     for ours, tritons in zip(*found, strict=True):
         assert off(ours, tritons.float()) < 1e-3
 
@@ -196,15 +226,14 @@ def test_norm_back(rows, p, hopper, draw, monkeypatch):
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.48])
 @pytest.mark.parametrize("depth", [256, 1024])
 @pytest.mark.parametrize("rows", [1, 130, 1000, 40_000])
-def test_product_and_norm(rows, depth, p, hopper, draw, monkeypatch):
+def test_product_and_norm(rows, depth, p, hopper, draw, forms):
     """The same as Triton's, which drops the same elements; of 40,000 rows a program has several
     tiles."""
     x, matrix, residual = draw(rows, depth), draw(256, depth, scale=0.06), draw(rows, 256)
     bias, gain, shift = (draw(256).float() for _ in range(3))
     (seed,) = draw_seeds(1, hopper)
     found = []
-    for able in (True, False):
-        monkeypatch.setattr(join, "usable", lambda device, able=able: able)
+    for _ in forms(join):
         out, behind = with_end(rows, 256, hopper)
         norms = (gain, shift, 1e-12)
         kept = join.product_norm(x, matrix, bias, residual, norms, seed, p, out)
@@ -218,22 +247,18 @@ def test_product_and_norm(rows, depth, p, hopper, draw, monkeypatch):
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.48])
 @pytest.mark.parametrize("depth", [768, 1024])
 @pytest.mark.parametrize("rows", [1, 130, 1000, 40_000])
-def test_product_and_norm_back(rows, depth, p, hopper, draw, monkeypatch):
+def test_product_and_norm_back(rows, depth, p, hopper, draw, forms):
     """The same as a product and the norm after it, where what lies between them is rounded."""
     x, matrix, grad = draw(rows, depth), draw(depth, 256, scale=0.06), draw(rows, 256)
     normal, scale = draw(rows, 256), draw(rows).float().abs() + 0.5
     gain = draw(256).float() * 1.01
     (seed,) = draw_seeds(1, hopper)
     found = []
-    for able in (True, False):
-        monkeypatch.setattr(join, "usable", lambda device, able=able: able)
-        through, behind = with_end(rows, 256, hopper)
-        parts = norm.back_parts(rows, 256, grad.dtype, hopper, p)
-        sums = torch.full((parts, 3, 256), torch.nan, device=hopper)
-        given = (grad.clone(), normal, scale, gain, sums, seed, p, through)
-        residual = join.product_norm_backward(x, matrix, *given)
-        assert (behind == 7).all()
-        found.append((residual, through, *sums.sum(0)))
+    for _ in forms(join):
+        given = (x, matrix, grad.clone(), normal, scale, gain)
+        found.append(
+            back_through(functools.partial(join.product_norm_backward, *given), rows, seed, p)
+        )
     for ours, others in zip(*found, strict=True):
         assert off(ours, others.float()) < 6e-3
 
@@ -251,7 +276,7 @@ def texts(rows: int, starts: Sequence[int], device: torch.device) -> torch.Tenso
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("rows", [1, 3, 200])
 @pytest.mark.parametrize("papers", [(), (50, 77, 100)])
-def test_attention(rows, heads, p, papers, hopper, draw, monkeypatch):
+def test_attention(rows, heads, p, papers, hopper, draw, forms):
     """The same as Triton's, which drops the same elements. Of 200 rows a program has several."""
     wide, tokens = heads * 64, rows * 128
     documents = texts(rows, papers, hopper)
@@ -259,8 +284,7 @@ def test_attention(rows, heads, p, papers, hopper, draw, monkeypatch):
     (seed,) = draw_seeds(1, hopper)
     qkv = draw(tokens, 3 * wide)
     found = []
-    for able in (True, False):
-        monkeypatch.setattr(attention, "usable", lambda device, able=able: able)
+    for _ in forms(attention):
         mixed, behind = with_end(tokens, wide, hopper)
         mixed.fill_(torch.nan)
         logs = attention.attend(qkv, documents, heads, seed, p, mixed)
@@ -276,7 +300,7 @@ def test_attention(rows, heads, p, papers, hopper, draw, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rows", "heads", "p"), [(1, 1, 0.0), (7, 3, 0.1), (150, 4, 0.48)])
 @pytest.mark.parametrize("papers", [(), (50, 77, 100)])
-def test_attention_back(rows, heads, p, papers, hopper, draw, monkeypatch):
+def test_attention_back(rows, heads, p, papers, hopper, draw, forms):
     """The same as Triton's, whose mistakes would be others."""
     wide, tokens = heads * 64, rows * 128
     documents = texts(rows, papers, hopper)
@@ -284,8 +308,7 @@ def test_attention_back(rows, heads, p, papers, hopper, draw, monkeypatch):
     qkv, grad, mixed = draw(tokens, 3 * wide), draw(tokens, wide), draw(tokens, wide)
     logs = attention.attend(qkv, documents, heads, seed, p, mixed)
     found = []
-    for able in (True, False):
-        monkeypatch.setattr(attention, "usable", lambda device, able=able: able)
+    for able in forms(attention):
         of_qkv, behind = with_end(tokens, 3 * wide, hopper)
         of_qkv.fill_(torch.nan)
         parts = attention.sum_parts(documents, 64, qkv.dtype, p)
@@ -312,15 +335,14 @@ def narrow_layer(draw) -> list[torch.Tensor]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.48])
 @pytest.mark.parametrize(("count", "layers"), [(1, 1), (7, 12), (300, 3)])
-def test_all_layers_of_a_row(count, layers, p, hopper, draw, through, monkeypatch):
+def test_all_layers_of_a_row(count, layers, p, hopper, draw, through, forms):
     """The same as layer by layer, and so is the way back. Of 300 rows a program has several."""
     documents = texts(count, (50, 77, 100), hopper)
     documents[5:] = 0
     params = [t.float().requires_grad_() for _ in range(layers) for t in narrow_layer(draw)]
     x, grad = draw(count * 128, 64).requires_grad_(), draw(count * 128, 64)
     found = []
-    for able in (True, False):
-        monkeypatch.setattr(rows, "usable", lambda device, able=able: able)
+    for _ in forms(rows):
         torch.manual_seed(0)
         out = through(x, documents, Shape(1, p, p, 1e-12), *params)
         found.append((out, *torch.autograd.grad(out, [x, *params], grad)))
@@ -600,11 +622,10 @@ def test_slopes_have_room_for_whole_tiles(rows, room):
     assert slope.dtype == torch.uint8
 
 
-def test_parts_of_both_forms(monkeypatch):
+def test_parts_of_both_forms(forms):
     """Two groups of a program have their own."""
     contract, parts = torch.empty(256, 1024, dtype=torch.bfloat16), []
-    for able in (True, False):
-        monkeypatch.setattr(ffn, "usable", lambda device, able=able: able)
+    for _ in forms(ffn):
         parts.append(ffn_parts(1000, contract))
     assert parts == [4, 2]
 

@@ -121,21 +121,25 @@ def test_what_is_made_of_what_threads_saw(programs, device, normal, near):
     assert chances.gather(-1, samples[:, None]).isfinite().all()
 
 
-def chi_square(samples: torch.Tensor, logits: torch.Tensor) -> None:
-    """Samples of slots with the same logits; words that are hardly expected count as one."""
-    expected = len(samples) * logits.softmax(0).cpu()
-    found = samples.bincount(minlength=len(logits)).float().cpu()
-    assert len(found) == len(logits)
-    assert (found[expected == 0] == 0).all()
-    rare = expected < 5
-    expected = torch.cat((expected[~rare], expected[rare].sum()[None]))
-    found = torch.cat((found[~rare], found[rare].sum()[None]))
-    squares = ((found - expected) ** 2 / expected.clamp(min=1e-9)).sum()
-    free = len(expected) - 1
-    assert squares < free + 4 * (2 * free) ** 0.5  # mean and spread of chi-square
+@pytest.fixture
+def drawn_by(follows):
+    """`drawn_by(samples, logits)`: of slots with the same logits; words that are hardly expected
+    count as one."""
+
+    def check(samples: torch.Tensor, logits: torch.Tensor) -> None:
+        expected = len(samples) * logits.softmax(0).cpu()
+        found = samples.bincount(minlength=len(logits)).float().cpu()
+        assert len(found) == len(logits)
+        assert (found[expected == 0] == 0).all()
+        rare = expected < 5
+        expected = torch.cat((expected[~rare], expected[rare].sum()[None]))
+        found = torch.cat((found[~rare], found[rare].sum()[None]))
+        follows(found, expected.clamp(min=1e-9))
+
+    return check
 
 
-def test_samples_follow_the_distribution_of_what_threads_saw(device):
+def test_samples_follow_the_distribution_of_what_threads_saw(device, drawn_by):
     torch.manual_seed(5)
     slots = 20_000 if device.type == "cuda" else 200
     talls = -(-slots // TALL)
@@ -148,7 +152,7 @@ def test_samples_follow_the_distribution_of_what_threads_saw(device):
     stats = seen((logits * LOG2E).expand(slots, -1), deal)
     given = (hidden, table, offsets(bias, absent), truth, truth > 0, truth, seed)
     _, samples, best, *_ = settle(stats, deal, *given)
-    chi_square(samples, logits)
+    drawn_by(samples, logits)
     assert (best == logits.argmax()).all()
 
 
@@ -247,12 +251,12 @@ def test_slopes_end_where_they_should(given):
 
 
 @pytest.mark.gpu
-def test_samples_follow_the_distribution(given):
+def test_samples_follow_the_distribution(given, drawn_by):
     hidden, table, bias, absent, *_ = given(1, 1000)
     hidden = hidden.expand(20_000, -1).contiguous()
     truth = torch.full((20_000,), 50, device=hidden.device)
     (_, samples, *_), _ = look(hidden, table, bias, absent, truth, truth > 0, truth)
-    chi_square(samples, F.linear(hidden[0].float(), table.float(), offset_of(bias, absent)))
+    drawn_by(samples, F.linear(hidden[0].float(), table.float(), offset_of(bias, absent)))
 
 
 @pytest.mark.gpu

@@ -100,7 +100,7 @@ __device__ __forceinline__ void multiply(
         for (int k = 0; k < DEPTH / 16; k++) {
             u64 left = tile(mine + k / 4 * BOX + k % 4 * 32, 16);
             u64 right = ACROSS ? tile(base + k * 2048, ROWS)
-                                     : tile(base + k / 4 * ROWS + k % 4 * 32, 16);
+                               : tile(base + k / 4 * ROWS + k % 4 * 32, 16);
             if (k % 4 == 0) wait(ready + 2 * k, 0);
             if (k == 0) first_mma<ACROSS>(z, left, right);
             else mma<ACROSS>(z, left, right);

@@ -28,7 +28,8 @@ struct Work {
         units = (slots + TALL - 1) / TALL * across;
         first = blockIdx.x * units / gridDim.x, last = (blockIdx.x + 1) * units / gridDim.x;
     }
-    // Barriers: each warp that computes says when it is done with something
+    // Barriers: each warp that computes says when it is done with something. Registers each kernel
+    // asks for by itself, or the compiler would not know on which side of a branch it has them.
     __device__ __forceinline__ void begin() {
         if (threadIdx.x == 0) {
             for (int i = 0; i < STAGES; i++)
