@@ -23,10 +23,10 @@ from rich.console import Console
 
 from electra.config import override
 from electra.recipes import recipe
+from electra.train.metrics_log import read_metrics
 from electra.train.pretrain import PretrainConfig, start
-from electra.train.record import read_metrics
 
-STEPS = {"plain": ("train.graph=false", "train.kernels=false"), "fast": ()}
+STEPS = {"plain": ("train.cuda_graph=false", "train.fused_kernels=off"), "fast": ()}
 FIGURES = ("mlm_loss", "detection_loss")
 WINDOW = 20
 """Steps over which a curve is averaged before curves are compared."""

@@ -21,7 +21,10 @@ from electra.recipes import recipe
 from electra.text.prepare import prepare
 from electra.text.shards import Shards
 
-LAYOUTS = {"padded": ("pairs", "data.documents=false"), "packed": ("packed", "data.documents=true")}
+LAYOUTS = {
+    "padded": ("pairs", "data.document_mask=false"),
+    "packed": ("packed", "data.document_mask=true"),
+}
 LENGTH = 512
 WORDS = (38, 269)
 """Fewest and most words of a document: at 1.3 tokens a word 50 and 350 tokens."""
@@ -58,7 +61,12 @@ def main() -> None:
             shards = Shards.open(data)
             rows = shards.rows("train") + shards.rows("held_out")
             share = shards.tokens / (rows * LENGTH)
-            changes = [f"data.folder={data}", f"data.length={LENGTH}", documents, *args.settings]
+            changes = [
+                f"data.folder={data}",
+                f"data.seq_length={LENGTH}",
+                documents,
+                *args.settings,
+            ]
             config = override(recipe(args.recipe), changes)
             speed = ours(config, args.steps, float("inf"), Console(stderr=True, quiet=True))
             slots = speed.tokens_per_second

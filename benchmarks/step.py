@@ -1,6 +1,6 @@
 """How long a pre-training step takes as a CUDA graph, and which kernels take it.
 
-    python benchmarks/step.py paper.small data.batch=1024 --launches launches.txt
+    python benchmarks/step.py paper.small data.batch_size=1024 --launches launches.txt
 
 Random tokens, nothing read or reported: the step alone. The file lists every launch of a step in
 its order, with its start and its length in microseconds; what stands between two of them, and a
@@ -22,11 +22,11 @@ from torch import Tensor
 
 from electra.config import override
 from electra.objectives.kinds import build
-from electra.objectives.objective import Ids
+from electra.objectives.objective import VocabInfo
 from electra.optim.adam import PaperAdam, parameter_groups
 from electra.recipes import recipe
-from electra.train.fuse import fuse_
-from electra.train.graph import Replay, captured
+from electra.train.accelerate import use_fused_kernels_
+from electra.train.cuda_graph import GraphedStep, capture_cuda_graph
 from electra.train.loop import step
 from electra.train.pretrain import PretrainConfig
 
@@ -34,19 +34,21 @@ WORDS = 30522
 RATE = 1e-5
 
 
-def capture(config: PretrainConfig) -> tuple[Replay, Tensor]:
+def capture(config: PretrainConfig) -> tuple[GraphedStep, Tensor]:
     """The step of a recipe, and rows for it."""
     torch.manual_seed(0)
     model, optim = replace(config.model, vocab_size=WORDS), config.optim
-    objective = build(config.objective, model, config.generator, Ids(4, range(5))).cuda().train()
+    objective = (
+        build(config.objective, model, config.generator, VocabInfo(4, range(5))).cuda().train()
+    )
     groups = parameter_groups(objective, optim.weight_decay)
-    kernels = config.train.kernels
+    kernels = config.train.fused_kernels != "off"
     optimizer = PaperAdam(
         groups, betas=optim.betas, eps=optim.eps, clip=optim.clip, kernels=kernels
     )
     if kernels:
-        fuse_(objective, recompute=config.train.recompute)
-    batch, length = config.data.batch, config.data.length
+        use_fused_kernels_(objective, recompute=config.train.activation_checkpointing)
+    batch, length = config.data.batch_size, config.data.seq_length
     rows = torch.randint(5, WORDS, (batch, length + 2), dtype=torch.int32, device="cuda")
     rows[:, -2:] = torch.tensor([length // 2, length])
     run: Any = SimpleNamespace(
@@ -55,12 +57,12 @@ def capture(config: PretrainConfig) -> tuple[Replay, Tensor]:
         optimizer=optimizer,
         device=rows.device,
         dtype=torch.bfloat16,
-        micro_batch=batch // config.train.accumulate,
+        micro_batch=batch // config.train.grad_accumulation,
     )
-    return captured(partial(step, run), objective, optimizer, rows, run.dtype), rows
+    return capture_cuda_graph(partial(step, run), objective, optimizer, rows, run.dtype), rows
 
 
-def milliseconds(replay: Replay, rows: Tensor, times: int) -> float:
+def milliseconds(replay: GraphedStep, rows: Tensor, times: int) -> float:
     """For one step, from several."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -71,7 +73,7 @@ def milliseconds(replay: Replay, rows: Tensor, times: int) -> float:
     return start.elapsed_time(end) / times
 
 
-def launches(replay: Replay, rows: Tensor) -> list[tuple[float, float, str]]:
+def launches(replay: GraphedStep, rows: Tensor) -> list[tuple[float, float, str]]:
     """Start, length and name of all in the second of three steps."""
     with torch.profiler.profile(acc_events=True) as profile:  # else it warns
         for _ in range(3):
@@ -94,13 +96,13 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("A CUDA graph needs a CUDA device: run this on a machine with one.")
     config = override(recipe(args.recipe), args.settings)
-    if config.train.compile or config.data.documents or config.train.precision == "fp32":
+    if config.train.compile or config.data.document_mask or config.train.precision == "fp32":
         sys.exit("Here a step is in bf16, not compiled, and a row one text: leave these settings.")
     replay, rows = capture(config)
     milliseconds(replay, rows, 20)  # warm
     times = [milliseconds(replay, rows, 30) for _ in range(5)]
     middle = statistics.median(times)
-    tokens = config.data.batch * config.data.length / middle / 1000
+    tokens = config.data.batch_size * config.data.seq_length / middle / 1000
     print(f"{middle:.3f} ms ({min(times):.3f} to {max(times):.3f}), {tokens:.3f} M tokens/s")
     if not args.launches:
         return

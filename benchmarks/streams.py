@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from electra.device import choose_device, choose_precision, synchronize
 from electra.finetune.batches import LENGTHS
 from electra.finetune.fit import Fit, captured, layer_groups, plain
 from electra.finetune.rows import put_rows
@@ -31,7 +32,6 @@ from electra.models.encoder import Encoder, EncoderConfig
 from electra.models.heads import TaskModel, build_head
 from electra.optim.stacked import StackedAdam
 from electra.tasks.examples import Features
-from electra.train.device import choose_device, choose_precision, synchronize
 
 EXAMPLES = 1024
 FIRST = 5

@@ -130,10 +130,10 @@ def tiny_config(data_folder: Path) -> PretrainConfig:
     """A recipe that takes milliseconds a step."""
     return PretrainConfig(
         name="tiny",
-        model=EncoderConfig(layers=2, hidden=32, embedding=16, positions=64),
+        model=EncoderConfig(layers=2, hidden=32, embedding=16, max_positions=64),
         generator=GeneratorConfig(width=0.5),
         optim=OptimConfig(lr=2e-3, warmup=0.1),
-        data=DataConfig(folder=str(data_folder), length=32, batch=8),
+        data=DataConfig(folder=str(data_folder), seq_length=32, batch_size=8),
         train=LoopConfig(
             budget="20steps",
             device="cpu",

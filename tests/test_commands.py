@@ -24,8 +24,8 @@ from electra.train.pretrain import PretrainConfig
 QUICK = (
     "model.hidden=32",
     "model.embedding=16",
-    "data.length=32",
-    "data.batch=8",
+    "data.seq_length=32",
+    "data.batch_size=8",
     "train.device=cpu",
     "train.report_every=5",
     "train.validate_every=10",
@@ -231,36 +231,36 @@ def test_a_printed_recipe_can_be_trained(electra, data_folder, tmp_path):
         (
             (
                 *("pretrain", "toy", "--data", "{data}", "--out", "{out}"),
-                *("data.length=32", "model.positions=16"),
+                *("data.seq_length=32", "model.max_positions=16"),
             ),
             "do not fit a position table of 16",
         ),
         (
-            ("pretrain", "toy", "--data", "{data}", "--out", "{out}", "train.accumulate=3"),
-            "set train.accumulate to 1, 2, 4",
+            ("pretrain", "toy", "--data", "{data}", "--out", "{out}", "train.grad_accumulation=3"),
+            "set train.grad_accumulation to 1, 2, 4",
         ),
         (
-            ("pretrain", "toy", "--data", "{data}", "--out", "{out}", "data.batch=0"),
-            "data.batch must be at least 1",
+            ("pretrain", "toy", "--data", "{data}", "--out", "{out}", "data.batch_size=0"),
+            "data.batch_size must be at least 1",
         ),
         (
             (
-                *("pretrain", "toy", "--data", "{data}", "--out", "{out}", "data.length=32"),
+                *("pretrain", "toy", "--data", "{data}", "--out", "{out}", "data.seq_length=32"),
                 "model.vocab_size=9",
             ),
             "leave model.vocab_size at 0",
         ),
         (
             (
-                *("pretrain", "toy", "--data", "{data}", "--out", "{out}", "data.length=32"),
-                *("generator.share=all",),
+                *("pretrain", "toy", "--data", "{data}", "--out", "{out}", "data.seq_length=32"),
+                *("generator.tie=all",),
             ),
             "generator.width=1",
         ),
         (("pretrain", "toy", "--data", "{data}", "--out", "{file}"), "is a file"),
         (("pretrain", "toy", "--data", "{data}", "--out", "{out}", "--budget", ""), "not a budget"),
         (
-            ("pretrain", "toy", "--data", "{data}", "--out", "{file}/run", "data.length=32"),
+            ("pretrain", "toy", "--data", "{data}", "--out", "{file}/run", "data.seq_length=32"),
             "run' cannot be used: Not a directory",
         ),
         (("pretrain", "--resume", "--out", "{out}"), "holds no run"),
@@ -287,7 +287,7 @@ def test_mistakes_are_told_in_one_sentence(
 @pytest.mark.parametrize(
     "settings",
     [
-        ("objective.kind=mlm", "generator.share=all"),
+        ("objective.kind=mlm", "generator.tie=all"),
         ("objective.kind=mlm", "model.hidden=66", "model.heads=3"),  # no half of it has whole heads
         ("generator.kind=unigram", "model.hidden=66", "model.heads=3"),
     ],
@@ -424,7 +424,7 @@ def test_missing_extras_are_named(electra, refused, finished, data_folder, tmp_p
     assert "pip install 'electra[plot]'" in refused("report", finished)
     monkeypatch.setitem(sys.modules, "wandb", None)
     command = ("pretrain", "toy", "--data", data_folder, "--out", tmp_path / "out", *QUICK)
-    sentence = refused(*command, "--budget", "2steps", "train.track=wandb")
+    sentence = refused(*command, "--budget", "2steps", "train.logger=wandb")
     assert "pip install 'electra[wandb]'" in sentence
     code, _, err = electra(*command, "--budget", "2steps")  # the folder is free for what is right
     assert code == 0, err
@@ -491,7 +491,7 @@ ARRIVING = {
         "evaluate r --data d --rows 7",
         {"run": Path("r"), "data": Path("d"), "rows": 7},
     ),
-    "electra.hub.ask.fill": ("fill m t --top 3", {"model": "m", "text": "t", "top": 3}),
+    "electra.hub.inference.fill": ("fill m t --top 3", {"model": "m", "text": "t", "top": 3}),
     "electra.finetune.predict.predict": (
         "predict m a.txt --precision bf16",
         {"model": "m", "source": Path("a.txt"), "precision": "bf16"},
@@ -537,7 +537,17 @@ def test_every_option_of_a_study_arrives(electra, monkeypatch):
         lambda study, **named: given.update(named, study=study) or 3,
     )
     code, _, _ = electra(
-        *("study", "objectives", "data.batch=8", "--data", "d", "--out", "o", "--scale", "small"),
+        *(
+            "study",
+            "objectives",
+            "data.batch_size=8",
+            "--data",
+            "d",
+            "--out",
+            "o",
+            "--scale",
+            "small",
+        ),
         *("--budget", "7e9flops", "--seeds", "3,7", "--arms", "bert,ELECTRA"),
         *("--reuse", "x", "--reuse", "y"),
     )
@@ -545,7 +555,12 @@ def test_every_option_of_a_study_arrives(electra, monkeypatch):
     study = given.pop("study")
     assert (study.scale.name, study.budget) == ("small", 7e9)
     assert [arm.name for arm in study.arms] == ["ELECTRA", "BERT"]
-    expected = {"data": Path("d"), "out": Path("o"), "seeds": [3, 7], "changes": ["data.batch=8"]}
+    expected = {
+        "data": Path("d"),
+        "out": Path("o"),
+        "seeds": [3, 7],
+        "changes": ["data.batch_size=8"],
+    }
     expected |= {"sources": [], "reuse": [Path("x"), Path("y")]}
     assert {name: given[name] for name in expected} == expected
-    assert given["command"].startswith("electra study objectives data.batch=8 --data d")
+    assert given["command"].startswith("electra study objectives data.batch_size=8 --data d")

@@ -1,8 +1,11 @@
 """Configuration: there and back through YAML, and every way to get it wrong."""
 
+import re
+from dataclasses import fields
+
 import pytest
 
-from electra.config import field_helps, flatten, from_yaml, override, to_yaml
+from electra.config import field_helps, flatten, from_dict, from_yaml, override, to_yaml
 from electra.errors import UserError
 from electra.recipes import RECIPES, recipe
 from electra.train.pretrain import PretrainConfig
@@ -31,7 +34,7 @@ def test_every_setting_has_a_help():
                 yield from kinds(value)
 
     for kind in kinds(recipe("toy")):
-        assert field_helps(kind).keys() == kind.__dataclass_fields__.keys(), kind
+        assert field_helps(kind).keys() == {f.name for f in fields(kind)}, kind
 
 
 def test_overrides():
@@ -42,15 +45,15 @@ def test_overrides():
             "optim.lr=1e-3",
             "train.compile=true",
             "optim.betas=0.9,0.98",
-            "generator.share=none",
-            "data.batch=1e2",
+            "generator.tie=none",
+            "data.batch_size=1e2",
             "train.seed=4611686018427387905",
             "model.layers=4",
         ],
     )
     assert (config.model.layers, config.optim.lr, config.train.compile) == (4, 1e-3, True)
-    assert (config.optim.betas, config.generator.share) == ((0.9, 0.98), "none")
-    assert config.data.batch == 100
+    assert (config.optim.betas, config.generator.tie) == ((0.9, 0.98), "none")
+    assert config.data.batch_size == 100
     assert config.train.seed == 4611686018427387905  # which no float is
 
 
@@ -65,12 +68,12 @@ def test_overrides():
         ("optim.lr=nan", "'optim.lr' takes a number, not 'nan'"),
         ("model.layers=2.5", "takes a whole number"),
         ("model.hidden=0", "model.hidden must be at least 1"),
-        ("model.positions=0", "model.positions must be at least 1"),
+        ("model.max_positions=0", "model.max_positions must be at least 1"),
         ("model.heads=-2", "model.heads must be at least 0"),
         ("model.feed_forward=-1", "model.feed_forward must be at least 0"),
         ("model.vocab_size=-1", "model.vocab_size must be at least 0"),
         ("model.init_std=0", "model.init_std must be above 0"),
-        ("data.length=-5", "data.length must be at least 1"),
+        ("data.seq_length=-5", "data.seq_length must be at least 1"),
         ("optim.lr=-1", "optim.lr is a number from 0 on"),
         ("optim.weight_decay=inf", "'optim.weight_decay' takes a number, not 'inf'"),
         ("optim.decay_power=-1", "optim.decay_power is a number from 0 on"),
@@ -79,12 +82,12 @@ def test_overrides():
         ("train.seed=-1", "train.seed is a whole number from 0 on"),
         ("train.seed=1e30", "train.seed is a whole number from 0 on"),
         ("train.compile=maybe", "true or false"),
-        ("generator.share=some", "one of none, embeddings, all"),
+        ("generator.tie=some", "one of none, embeddings, all"),
         ("optim.betas=0.9", "takes 2 values"),
         ("optim.betas=0.9,0.98,0.99", "takes 2 values, not 3"),
         ("optim.lr", "write it as key=value"),
         ("train.budget=later", "is not a budget"),
-        ("train.accumulate=7", "does not divide into 7"),
+        ("train.grad_accumulation=7", "does not divide into 7"),
         ("objective.mask_rate=1.5", "shares between 0 and 1"),
         ("train.keep_last=0", "must be at least 1"),
     ],
@@ -96,8 +99,8 @@ def test_wrong_settings_are_named(setting, sentence):
 
 
 def test_a_batch_that_does_not_divide_suggests_ones_that_do():
-    with pytest.raises(UserError, match=r"train.accumulate to .*8"):
-        override(recipe("paper.small"), ["train.accumulate=9"])
+    with pytest.raises(UserError, match=r"train.grad_accumulation to .*8"):
+        override(recipe("paper.small"), ["train.grad_accumulation=9"])
 
 
 def test_unknown_recipe_suggests_the_nearest():
@@ -119,7 +122,7 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path):
     with pytest.raises(UserError, match="not valid YAML"):
         recipe(str(file))
     file.write_text("data:\n  batch: true\n")
-    with pytest.raises(UserError, match=r"'data.batch' takes a whole number, not 'True'"):
+    with pytest.raises(UserError, match=r"'data.batch_size' takes a whole number, not 'True'"):
         recipe(str(file))
     for betas in ("3", "", "{a: 1, b: 2}"):
         file.write_text(f"optim:\n  betas: {betas}\n")
@@ -149,8 +152,8 @@ def test_hyperparameters_of_the_paper(name):
         m.head_count,
         c.objective.mask_rate,
         o.lr,
-        c.data.batch,
-        c.data.length,
+        c.data.batch_size,
+        c.data.seq_length,
         c.train.budget,
         c.generator.width,
     )
@@ -159,4 +162,55 @@ def test_hyperparameters_of_the_paper(name):
     assert (m.dropout, m.attention_dropout, m.init_std) == (0.1, 0.1, 0.02)
     assert (c.objective.generator_weight, c.objective.discriminator_weight) == (1.0, 50.0)
     assert m.feed_forward_width == 4 * m.hidden
-    assert c.generator.share == "embeddings"
+    assert c.generator.tie == "embeddings"
+
+
+# ------------------------------------------------------------------ renamed settings
+
+
+def test_an_old_key_is_read_with_a_warning_that_names_the_new_one():
+    with pytest.warns(FutureWarning, match=r"'train\.track' is now 'train\.logger'"):
+        config = override(recipe("toy"), ["train.track=wandb"])
+    assert config.train.logger == "wandb"
+
+
+@pytest.mark.parametrize(
+    ("old", "key", "value"),
+    [
+        ("model.start=neighbours", "model.init", "local"),
+        ("model.init=neighbours", "model.init", "local"),
+        ("train.kernels=false", "train.fused_kernels", "off"),
+        ("train.kernels=true", "train.fused_kernels", "auto"),
+        ("data.batch=32", "data.batch_size", 32),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_old_values_are_read_too(old, key, value):
+    assert dict(flatten(override(recipe("toy"), [old])))[key] == value
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_every_renamed_setting_exists_under_its_new_name_alone():
+    known = dict(flatten(recipe("toy")))
+    for old, new in PretrainConfig.RENAMED_KEYS.items():
+        assert new in known
+        assert old not in known
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_configuration_with_old_names_reads_as_the_same_one():
+    config = recipe("paper.small")
+    text = to_yaml(config)
+    back = {new: old for old, new in PretrainConfig.RENAMED_KEYS.items()}
+    for new, old in back.items():
+        text = re.sub(
+            rf"^(  ){new.partition('.')[2]}:", rf"\g<1>{old.partition('.')[2]}:", text, flags=re.M
+        )
+    text = text.replace("kernels: auto", "kernels: true")
+    assert "mask_shown: 0.85" in text
+    assert from_yaml(PretrainConfig, text, "old.yaml") == config
+
+
+def test_both_names_of_a_setting_are_refused():
+    with pytest.raises(UserError, match="are the same setting"), pytest.warns(FutureWarning):
+        from_dict(PretrainConfig, {"train": {"track": "wandb", "logger": "none"}})

@@ -11,32 +11,22 @@ import pytest
 import electra
 
 SOURCE = Path(electra.__file__).parent
+TOOLS = {"errors", "config", "files", "jsonl", "device", "run_dir", "model_paths"}
+"""Small tools at the top level that every package may use."""
 ALLOWED = {
-    "errors": set(),
-    "config": {"errors"},
-    "text": {"errors", "config"},
-    "optim": {"errors", "config"},
-    "models": {"errors", "config"},
-    "objectives": {"errors", "config", "models"},
-    "tasks": {"errors", "config", "text"},
-    "hub": {"errors", "config", "models", "text"},
-    "train": {"errors", "config", "models", "objectives", "optim", "text", "hub"},
-    "finetune": {
-        *("errors", "config", "models", "objectives", "optim", "text", "hub", "train", "tasks")
-    },
-    "recipes": {"errors", "config", "models", "objectives", "optim", "text", "train"},
-    "studies": {
-        *("errors", "config", "models", "objectives", "optim", "text", "hub", "train", "recipes"),
-        *("tasks", "finetune"),
-    },
-    "bench": {
-        *("errors", "config", "models", "objectives", "optim", "text", "hub", "train"),
-    },
-    "demo": {
-        *("errors", "config", "models", "objectives", "optim", "text", "hub", "train", "recipes"),
-        *("tasks", "finetune"),
-    },
+    **dict.fromkeys(TOOLS, TOOLS),
+    "text": TOOLS,
+    "optim": TOOLS,
+    "models": TOOLS,
+    "kernels": {*TOOLS, "models"},
+    "objectives": {*TOOLS, "models"},
+    "tasks": {*TOOLS, "text"},
+    "hub": {*TOOLS, "models", "text"},
+    "train": {*TOOLS, "models", "kernels", "objectives", "optim", "text", "hub"},
 }
+ALLOWED["recipes"] = ALLOWED["bench"] = {*ALLOWED["train"], "train"}
+ALLOWED["finetune"] = {*ALLOWED["train"], "train", "tasks"}
+ALLOWED["studies"] = ALLOWED["demo"] = {*ALLOWED["finetune"], "finetune", "recipes"}
 OPTIONAL = {
     "transformers",
     "matplotlib",
@@ -102,7 +92,7 @@ def test_optional_libraries_are_imported_where_they_are_needed(path):
         assert not (at_once and heads & OPTIONAL), f"{path}: {module} at module level"
 
 
-@pytest.mark.parametrize("name", ["text", "tasks", "config", "errors", "cli"])
+@pytest.mark.parametrize("name", ["text", "tasks", "config", "errors", "files", "jsonl", "cli"])
 def test_the_light_rooms_do_without_torch(name):
     for path in FILES:
         if room(path) == name:
@@ -134,7 +124,7 @@ def test_training_needs_no_optional_library():
         f"for name in {sorted(OPTIONAL - {'torch.utils.tensorboard', 'PIL'})}:\n"
         "    sys.modules[name] = None\n"
         "import electra.train.pretrain, electra.train.evaluate, electra.train.report\n"
-        "import electra.hub.ask, electra.recipes.paper, electra.recipes.toy\n"
+        "import electra.hub.inference, electra.recipes.paper, electra.recipes.toy\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from electra.text.shards import Shards
 from electra.train.data import held_out_rows
 from electra.train.evaluate import restore_run
 from electra.train.pretrain import start
-from electra.train.validate import unigram_entropy, validate
+from electra.train.validation import unigram_entropy, validate
 
 
 def learning(data_folder):
@@ -26,9 +26,9 @@ def learning(data_folder):
         toy,
         model=replace(toy.model, hidden=64),
         # Nothing shared and no decay, so that a generator without a loss stays as it began
-        generator=replace(toy.generator, share="none"),
+        generator=replace(toy.generator, tie="none"),
         optim=replace(toy.optim, lr=2e-3, weight_decay=0.0),
-        data=replace(toy.data, folder=str(data_folder), length=32, batch=16),
+        data=replace(toy.data, folder=str(data_folder), seq_length=32, batch_size=16),
         train=replace(
             toy.train, budget="500steps", device="cpu", validate_every=500, checkpoint_every=500
         ),

@@ -15,7 +15,7 @@ from electra.text import console as text_console
 from electra.train import checkpoint
 
 QUICK = (
-    *("model.hidden=32", "model.embedding=16", "data.length=32", "data.batch=8"),
+    *("model.hidden=32", "model.embedding=16", "data.seq_length=32", "data.batch_size=8"),
     *("model.layers=1", "train.report_every=1"),
     *("train.device=cpu", "train.validate_rows=16"),
 )

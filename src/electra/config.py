@@ -2,6 +2,9 @@
 
 A configuration is a frozen dataclass kept beside the thing that it configures. The string under a
 field is its help: `electra recipes NAME` shows it, and `config.yaml` has it as a comment.
+
+A setting that was renamed is still read under its old name, with a warning: a dataclass lists such
+names in `RENAMED_KEYS` and `RENAMED_VALUES`.
 """
 
 import ast
@@ -10,6 +13,7 @@ import inspect
 import math
 import textwrap
 import typing
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -28,9 +32,14 @@ def to_dict(config: Any) -> dict[str, Any]:
     }
 
 
-def from_dict(kind: type[C], values: Mapping[str, Any], path: str = "") -> C:
+def from_dict(kind: type[C], values: Mapping[str, Any]) -> C:
     """Build a configuration; unknown keys and values of the wrong type are refused."""
-    types = typing.get_type_hints(kind)
+    return _build(kind, update_renamed(kind, values), "")
+
+
+def _build(kind: type[C], values: Mapping[str, Any], path: str) -> C:
+    hints = typing.get_type_hints(kind)
+    types = {f.name: hints[f.name] for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key in values:
         if key not in types:
             raise _unknown(f"{path}{key}", [f"{path}{name}" for name in types])
@@ -39,7 +48,7 @@ def from_dict(kind: type[C], values: Mapping[str, Any], path: str = "") -> C:
         if dataclasses.is_dataclass(types[key]):
             if not isinstance(value, Mapping):
                 raise UserError(f"'{path}{key}' is a group of settings, not one value.")
-            built[key] = from_dict(types[key], value, f"{path}{key}.")
+            built[key] = _build(types[key], value, f"{path}{key}.")
         else:
             built[key] = _convert(value, types[key], f"{path}{key}")
     return kind(**built)
@@ -52,6 +61,7 @@ def override(config: C, assignments: Sequence[str]) -> C:
         key, sign, text = assignment.partition("=")
         if not sign:
             raise UserError(f"'{assignment}' is not a setting: write it as key=value.")
+        ((key, text),) = update_renamed_flat(type(config), {key: text}).items()
         if key not in known:
             raise _unknown(key, list(known))
         *groups, last = key.split(".")
@@ -60,6 +70,47 @@ def override(config: C, assignments: Sequence[str]) -> C:
             target = target[group]
         target[last] = text
     return from_dict(type(config), values)
+
+
+def update_renamed(kind: type, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Nested settings with the names and values that they have today."""
+    if not hasattr(kind, "RENAMED_KEYS"):
+        return values
+    updated: dict[str, Any] = {}
+    for path, value in update_renamed_flat(kind, dict(_leaves(values))).items():
+        *groups, last = path.split(".")
+        target = updated
+        for group in groups:
+            target = target.setdefault(group, {})
+        target[last] = value
+    return updated
+
+
+def update_renamed_flat(kind: type, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by `group.key` with today's names and values; warns of old names."""
+    keys: Mapping[str, str] = getattr(kind, "RENAMED_KEYS", {})
+    renamed = {old: keys[old] for old in settings if old in keys}
+    if renamed:
+        told = ", ".join(f"'{old}' is now '{new}'" for old, new in renamed.items())
+        warnings.warn(f"renamed settings: {told}.", FutureWarning, stacklevel=2)
+    both = {old for old, new in renamed.items() if new in settings}
+    if both:
+        old = min(both)
+        raise UserError(f"'{old}' and '{keys[old]}' are the same setting: leave out '{old}'.")
+    values: Mapping[str, Mapping[str, Any]] = getattr(kind, "RENAMED_VALUES", {})
+    updated = {keys.get(key, key): value for key, value in settings.items()}
+    for key, changed in values.items():
+        if str(updated.get(key)).lower() in changed:
+            updated[key] = changed[str(updated[key]).lower()]
+    return updated
+
+
+def _leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
 
 
 def flatten(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from electra.errors import UserError
 from electra.text.shards import Shards
 from electra.text.tokenizer import load_vocabulary
 from electra.train.data import rows_at
-from electra.train.pretrain import flops_per_row, with_data
+from electra.train.pretrain import flops_per_row, resolve_data
 
 
 def test_both_sides_are_measured(tiny, console):
@@ -56,7 +56,7 @@ def test_another_objective_has_no_peer(tiny, console):
 
 
 def test_the_command(electra, refused, data_folder, tmp_path):
-    sizes = ("model.hidden=32", "model.embedding=16", "data.length=32", "data.batch=8")
+    sizes = ("model.hidden=32", "model.embedding=16", "data.seq_length=32", "data.batch_size=8")
     command = ("bench", "pretrain", "toy", *sizes, "train.device=cpu", "--steps", 9)
     several = ("--peer-steps", 4, "--batches", "4,8", "--json")
     code, out, _ = electra(*command, "--data", data_folder, *several)
@@ -67,7 +67,7 @@ def test_the_command(electra, refused, data_folder, tmp_path):
     code, out, _ = electra(*command, "--data", data_folder, "--peer-steps", 4)
     assert code == 0
     assert "times the peer" in out
-    assert "data.batch" in refused(*command, "--data", data_folder, "--batches", "4,many")
+    assert "data.batch_size" in refused(*command, "--data", data_folder, "--batches", "4,many")
     assert str(tmp_path / "none") in refused(*command, "--data", tmp_path / "none")
 
 
@@ -86,13 +86,13 @@ def test_the_yardstick_is_in_tokens(tiny, console, monkeypatch):
     monkeypatch.setattr(module, "measure_peak", lambda *_: 1e12)
     monkeypatch.setattr(module, "ours", lambda config, steps, limit, console: limits.append(limit))
     bench_pretrain(tiny, 9, 0, console)
-    filled = with_data(tiny)[0]
-    assert limits == [pytest.approx(1e12 / flops_per_row(filled) * filled.data.length)]
+    filled = resolve_data(tiny)[0]
+    assert limits == [pytest.approx(1e12 / flops_per_row(filled) * filled.data.seq_length)]
 
 
 def test_the_peer_hides_words_and_learns_what_it_hid(tiny, monkeypatch):
-    always = replace(tiny, objective=replace(tiny.objective, mask_shown=1.0))
-    config, shards, vocab = with_data(always)
+    always = replace(tiny, objective=replace(tiny.objective, mask_token_prob=1.0))
+    config, shards, vocab = resolve_data(always)
     seen = {}
 
     def step(pair, optimizer, maskable, vocab, config, dtype):
@@ -110,7 +110,7 @@ def test_the_peer_hides_words_and_learns_what_it_hid(tiny, monkeypatch):
 
 
 def test_the_weight_of_the_peer_s_discriminator_is_the_recipe_s(tiny):
-    config, shards, vocab = with_data(tiny)
+    config, shards, vocab = resolve_data(tiny)
     rows = torch.from_numpy(rows_at(shards, 0, 8, 0).astype("int32"))
     maskable = torch.ones(vocab.size, dtype=torch.bool)
     for weight in (0.0, 50.0):
@@ -124,8 +124,8 @@ def test_the_weight_of_the_peer_s_discriminator_is_the_recipe_s(tiny):
 
 
 def test_the_peer_learns_nothing_where_a_short_row_has_nothing_to_hide(tiny):
-    always = replace(tiny, objective=replace(tiny.objective, mask_shown=1.0))
-    config, shards, vocab = with_data(always)
+    always = replace(tiny, objective=replace(tiny.objective, mask_token_prob=1.0))
+    config, shards, vocab = resolve_data(always)
     rows = torch.from_numpy(rows_at(shards, 0, 8, 0).astype("int32"))
     rows[0, 4:-2], rows[0, -2:] = vocab.pad, 4  # two words in one segment
     pair, seen = build_peer(config, vocab.pad).train(), {}

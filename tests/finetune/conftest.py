@@ -36,7 +36,7 @@ def model_folder(tmp_path_factory, tokenizer_folder):
         hidden=32,
         heads=2,
         embedding=16,
-        positions=64,
+        max_positions=64,
         vocab_size=tokenizer.get_vocab_size(),
         init_std=0.1,
     )

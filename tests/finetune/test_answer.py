@@ -17,7 +17,7 @@ from electra.tasks.examples import IGNORED, Features
 
 CPU = torch.device("cpu")
 SIZES = EncoderConfig(
-    layers=2, hidden=32, heads=2, embedding=16, positions=32, vocab_size=40, init_std=0.2
+    layers=2, hidden=32, heads=2, embedding=16, max_positions=32, vocab_size=40, init_std=0.2
 )
 LENGTHS = (7, 12, 9, 12, 5, 10)
 FIRST = (3, 5, 4, 2, 2, 6)
@@ -92,8 +92,8 @@ def test_choice_is_a_softmax_over_the_options_of_an_example(head):
         scores = []
         for option in range(3):
             hidden = alone(model, rows, 3 * example + option)
-            real = torch.ones(1, len(hidden), dtype=torch.bool)
-            scores.append(model.head(hidden[None], real).item())
+            attention_mask = torch.ones(1, len(hidden), dtype=torch.bool)
+            scores.append(model.head(hidden[None], attention_mask).item())
         total -= log_softmax(scores)[right]
     found = loss(model, batch_of(rows), "choice", options=3)
     assert found.item() == pytest.approx(total, rel=1e-4)
@@ -258,7 +258,7 @@ def test_rows_are_picked_with_their_targets():
     assert batch.ids[1].tolist() == [*rows.ids[1].tolist(), *[9] * 4]
     assert torch.equal(batch.ids[0], batch.ids[2])
     assert batch.target[0].tolist() == [*range(5), *[IGNORED] * 11]
-    assert batch.real.sum(1).tolist() == [5, 12, 5]
+    assert batch.attention_mask.sum(1).tolist() == [5, 12, 5]
     assert (batch.segments == 0).sum(1).tolist() == [2, 5, 2]
     spans = put_rows(features(SPANS), 0, 16, CPU).pick(torch.tensor([3]), 16)
     assert spans.target.tolist() == [[2, 10, 0]]

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from electra.cli.tune import read_seeds
+from electra.cli.finetune import read_seeds
 from electra.errors import UserError
 from electra.finetune.settings import FinetuneConfig
 

@@ -26,7 +26,7 @@ from electra.tasks.load import load_task
 
 CPU = torch.device("cpu")
 SIZES = EncoderConfig(
-    layers=2, hidden=32, heads=2, embedding=16, positions=32, vocab_size=40, init_std=0.1
+    layers=2, hidden=32, heads=2, embedding=16, max_positions=32, vocab_size=40, init_std=0.1
 )
 KINDS = (
     ("classify", "paper"),
@@ -111,7 +111,7 @@ def test_rows_may_be_as_long_as_the_position_table(kind, made):
     features = made(kind, 60)
     longest = max(map(len, features.ids))
     assert longest not in LENGTHS
-    encoder = Encoder(replace(SIZES, positions=longest))
+    encoder = Encoder(replace(SIZES, max_positions=longest))
     model = TaskModel(encoder, build_head(kind, encoder, 3))
     train([model], features, kind, [0], config())
 
@@ -259,11 +259,11 @@ def test_the_options_of_a_choice_stay_together(made):
     picked = []
     from electra.finetune import fit as room
 
-    real = room.loss
+    attention_mask = room.loss
 
     def watched(model, batch, kind, options, weight):
         picked.append((batch, options))
-        return real(model, batch, kind, options, weight)
+        return attention_mask(model, batch, kind, options, weight)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(room, "loss", watched)
@@ -272,7 +272,7 @@ def test_the_options_of_a_choice_stay_together(made):
     rows = {tuple(row.tolist()): number for number, row in enumerate(features.ids)}
     for batch, options in picked:
         assert options == 3
-        length = batch.real.sum(1).tolist()
+        length = batch.attention_mask.sum(1).tolist()
         number = [rows[tuple(r[:n].tolist())] for r, n in zip(batch.ids, length, strict=True)]
         assert len(number) == 2 * 3 * 3  # seeds, examples, options
         assert number[0::3] == [n - 1 for n in number[1::3]] == [n - 2 for n in number[2::3]]

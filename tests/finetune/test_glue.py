@@ -225,11 +225,11 @@ def test_results_of_something_else_are_left_alone(refused, data, model_folder, t
 
 def test_from_mnli(data, model_folder, quick, tmp_path, console, monkeypatch):
     begun = []
-    real = room.finetune
+    attention_mask = room.finetune
 
     def watched(model, task, *given):
         begun.append((task.name, model))
-        return real(model, task, *given)
+        return attention_mask(model, task, *given)
 
     monkeypatch.setattr(room, "finetune", watched)
     config = replace(quick, epochs=0.4, batch=8)
@@ -282,11 +282,11 @@ def test_the_published_rows_are_the_papers():
 def test_the_figure_has_a_dot_for_each_seed_and_a_line_at_the_median(tmp_path, monkeypatch):
     from matplotlib.axes import Axes
 
-    drawn, real = [], Axes.plot
+    drawn, attention_mask = [], Axes.plot
 
     def plot(axes, *given, **named):
         drawn.append(given[:2])
-        return real(axes, *given, **named)
+        return attention_mask(axes, *given, **named)
 
     (tmp_path / "rte").mkdir()
     for seed, score in enumerate((0.25, 0.5, 0.75)):

@@ -20,7 +20,7 @@ from electra.tasks.load import load_task
 pytestmark = pytest.mark.gpu
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SIZES = EncoderConfig(
-    layers=2, hidden=32, heads=2, embedding=16, positions=32, vocab_size=40, init_std=0.1
+    layers=2, hidden=32, heads=2, embedding=16, max_positions=32, vocab_size=40, init_std=0.1
 )
 # Rows of 8 to 29 tokens: graphs of several lengths. Six steps of up to 3e-3 each move a weight by
 # far more than the tolerance.

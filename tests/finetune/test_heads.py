@@ -63,11 +63,11 @@ def inputs():
     torch.manual_seed(1)
     lengths = torch.tensor([24, 15, 9, 20])[:, None]
     place = torch.arange(24)[None]
-    real = place < lengths
-    segments = ((place >= lengths // 2) & real).long()
-    ids = torch.where(real, torch.randint(5, VOCAB, (4, 24)), 0)
-    theirs = {"input_ids": ids, "token_type_ids": segments, "attention_mask": real.long()}
-    return (ids, segments, real), theirs
+    attention_mask = place < lengths
+    segments = ((place >= lengths // 2) & attention_mask).long()
+    ids = torch.where(attention_mask, torch.randint(5, VOCAB, (4, 24)), 0)
+    theirs = {"input_ids": ids, "token_type_ids": segments, "attention_mask": attention_mask.long()}
+    return (ids, segments, attention_mask), theirs
 
 
 def load(kind: type, folder):
@@ -109,8 +109,10 @@ def test_token_classification(head, inputs, tmp_path):
     save_task_model(ours, tmp_path, card, pad_id=0)
     theirs, (rows, given) = load(ElectraForTokenClassification, tmp_path), inputs
     assert theirs.config.id2label == dict(enumerate(LABELS))
-    logits, real = ours.head(ours.encoder(*rows), rows[2]), rows[2]
-    torch.testing.assert_close(theirs(**given).logits[real], logits[real], atol=1e-5, rtol=0)
+    logits, attention_mask = ours.head(ours.encoder(*rows), rows[2]), rows[2]
+    torch.testing.assert_close(
+        theirs(**given).logits[attention_mask], logits[attention_mask], atol=1e-5, rtol=0
+    )
 
 
 @torch.no_grad()
@@ -118,11 +120,15 @@ def test_question_answering(inputs, tmp_path):
     ours, card = made("qa", "transformers")
     save_task_model(ours, tmp_path, card, pad_id=0)
     theirs, (rows, given) = load(ElectraForQuestionAnswering, tmp_path), inputs
-    real = rows[2]
-    start, end = ours.head(ours.encoder(*rows), real).unbind(2)
+    attention_mask = rows[2]
+    start, end = ours.head(ours.encoder(*rows), attention_mask).unbind(2)
     found = theirs(**given)
-    torch.testing.assert_close(found.start_logits[real], start[real], atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.end_logits[real], end[real], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        found.start_logits[attention_mask], start[attention_mask], atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(
+        found.end_logits[attention_mask], end[attention_mask], atol=1e-5, rtol=0
+    )
 
 
 @torch.no_grad()

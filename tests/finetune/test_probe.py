@@ -13,9 +13,9 @@ from rich.console import Console
 from electra.errors import UserError
 from electra.finetune import probe as room
 from electra.finetune.probe import Probed, probe, score_rows
-from electra.hub.ask import score_sentences
-from electra.hub.energies import mark_energies
+from electra.hub.electric import mark_electric
 from electra.hub.folders import export, load_discriminator, load_generator
+from electra.hub.inference import score_sentences
 from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
 from electra.tasks.blimp import Pair
@@ -36,7 +36,7 @@ def both(tmp_path_factory, tokenizer_folder):
         hidden=32,
         heads=2,
         embedding=16,
-        positions=40,
+        max_positions=40,
         vocab_size=tokenizer.get_vocab_size(),
         init_std=0.2,
     )
@@ -119,7 +119,7 @@ def test_electric_is_asked_by_its_energies(both, tmp_path):
     """As `electra score` does: a sum of energies is no sum of verdicts."""
     folder = tmp_path / "discriminator"
     shutil.copytree(both / "discriminator", folder)
-    mark_energies(folder)
+    mark_electric(folder)
     examples = pairs(90)
     good, bad = (
         score_sentences(str(folder), [getattr(p, n) for p in examples]) for n in ("good", "bad")

@@ -48,17 +48,17 @@ def start(model_folder, reviews, quick, tmp_path, console):
 def fitted(monkeypatch):
     """The seeds that are really trained, group by group."""
     groups: list[list[int]] = []
-    real = room.fit
+    attention_mask = room.fit
 
     def watched(networks, features, kind, config, seeds, **more):
         groups.append(list(seeds))
-        return real(networks, features, kind, config, seeds, **more)
+        return attention_mask(networks, features, kind, config, seeds, **more)
 
     monkeypatch.setattr(room, "fit", watched)
     return groups
 
 
-def read_lines(path: Path) -> list[dict]:
+def read_jsonl(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -72,7 +72,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_what_is_left(tuned, reviews):
-    results = read_lines(tuned / "results.jsonl")
+    results = read_jsonl(tuned / "results.jsonl")
     assert [r["seed"] for r in results] == [0, 1]
     for result in results:
         assert result["task"] == reviews.name
@@ -88,7 +88,7 @@ def test_what_is_left(tuned, reviews):
         assert len(result["model_sha256"]) == 64
     dev = load_task("classify", reviews).splits["dev"]
     for seed in (0, 1):
-        lines = read_lines(tuned / "predictions" / f"seed-{seed}" / "dev.jsonl")
+        lines = read_jsonl(tuned / "predictions" / f"seed-{seed}" / "dev.jsonl")
         assert [line["id"] for line in lines] == [e.id for e in dev]
         right = [r["label"] == ("bread", "cargo")[e.label] for r, e in zip(lines, dev, strict=True)]
         assert sum(right) / len(right) == results[seed]["score"]
@@ -123,7 +123,7 @@ def test_how_many_at_once_does_not_change_the_results(start, tmp_path):
     start([0, 1, 2], "together", epochs=0.5, at_once=3)
     for seed in range(3):
         place = f"predictions/seed-{seed}/dev.jsonl"
-        alone, together = (read_lines(tmp_path / out / place) for out in ("alone", "together"))
+        alone, together = (read_jsonl(tmp_path / out / place) for out in ("alone", "together"))
         for one, two in zip(alone, together, strict=True):
             assert two["probabilities"] == pytest.approx(one["probabilities"], abs=1e-3)
 
@@ -141,20 +141,20 @@ def test_results_of_other_hardware_settings_stand_side_by_side(start, fitted):
     assert fitted == [[0], [1]]
 
 
-@pytest.mark.parametrize("place", ["fit", "add_result", "write_whole", "save_tokenizer"])
+@pytest.mark.parametrize("place", ["fit", "add_result", "write_atomic", "save_tokenizer"])
 def test_a_crash_keeps_what_was_done_and_the_same_command_ends_it(
     place, start, tmp_path, monkeypatch
 ):
     # Each seed is better than the one before, so that each saves its model
     monkeypatch.setattr(room.Trial, "judged", fake_judgement({0: 0.3, 1: 0.4, 2: 0.5}))
     straight = start([0, 1, 2], "straight")
-    real, calls = getattr(room, place), []
+    attention_mask, calls = getattr(room, place), []
 
     def breaks(*given, **more):
         calls.append(1)
         if len(calls) == 2:  # the second seed's
             raise MemoryError("the power is gone")
-        return real(*given, **more)
+        return attention_mask(*given, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(room, place, breaks)
@@ -240,7 +240,7 @@ def test_the_model_is_the_one_of_the_best_seed(at_once, start, monkeypatch, revi
     start([7, 8, 9], at_once=at_once, **ONE_STEP)
     found = list(predict(str(tmp_path / "out"), reviews / "dev.csv", device="cpu"))
     for seed in (7, 8, 9):
-        lines = read_lines(tmp_path / "out" / "predictions" / f"seed-{seed}" / "dev.jsonl")
+        lines = read_jsonl(tmp_path / "out" / "predictions" / f"seed-{seed}" / "dev.jsonl")
         near = all(
             one["probabilities"] == pytest.approx(two["probabilities"], abs=1e-5)
             for one, two in zip(found, lines, strict=True)
@@ -270,10 +270,13 @@ def test_a_seed_that_learned_is_kept_before_one_that_did_not(start, monkeypatch,
 
 
 def fake_judgement(scores, failed=()):
-    real = room.Trial.judged
+    attention_mask = room.Trial.judged
 
     def judged(self, seed, records):
-        return real(self, seed, records) | {"score": scores[seed], "failed": seed in failed}
+        return attention_mask(self, seed, records) | {
+            "score": scores[seed],
+            "failed": seed in failed,
+        }
 
     return judged
 
@@ -376,7 +379,7 @@ def test_a_hidden_test_split_is_predicted_and_not_scored(start, reviews, tmp_pat
     (data / "test.csv").write_text("id,text\nx1,the old bread\nx2,cargo dig\nx3,farmer\n")
     (result,) = start([0], data=data)
     assert not [name for name in result if name.startswith("test")]
-    lines = read_lines(tmp_path / "out" / "predictions" / "seed-0" / "test.jsonl")
+    lines = read_jsonl(tmp_path / "out" / "predictions" / "seed-0" / "test.jsonl")
     assert [line["id"] for line in lines] == ["x1", "x2", "x3"]
     (data / "test.csv").write_text("text,label\nthe old bread,bread\ncargo dig,\n")
     (result,) = start([0], "half", data=data)  # one label is missing: no score of some rows only
@@ -460,8 +463,8 @@ def test_what_can_be_scored():
 def test_two_processes_in_one_folder(start, tmp_path):
     out = tmp_path / "out"
     code = (
-        "import sys, pathlib; from electra.train.folder import run_folder\n"
-        "with run_folder(pathlib.Path(sys.argv[1])): print('in', flush=True); sys.stdin.read()"
+        "import sys, pathlib; from electra.run_dir import lock_run_dir\n"
+        "with lock_run_dir(pathlib.Path(sys.argv[1])): print('in', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -13,7 +13,7 @@ from electra.optim.adam import PaperAdam, parameter_groups
 from electra.optim.stacked import StackedAdam
 
 CPU = torch.device("cpu")
-CONFIG = EncoderConfig(layers=2, hidden=32, heads=2, embedding=16, positions=16, vocab_size=50)
+CONFIG = EncoderConfig(layers=2, hidden=32, heads=2, embedding=16, max_positions=16, vocab_size=50)
 
 
 def network(seed: int, kind: str = "classify", head: str = "paper") -> TaskModel:
@@ -25,13 +25,13 @@ def network(seed: int, kind: str = "classify", head: str = "paper") -> TaskModel
 def rows(count: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
     rng = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, 50, (count, 10), generator=rng)
-    real = torch.arange(10) < torch.randint(4, 11, (count, 1), generator=rng)
+    attention_mask = torch.arange(10) < torch.randint(4, 11, (count, 1), generator=rng)
     segments = (torch.arange(10) >= torch.randint(2, 9, (count, 1), generator=rng)).long()
-    return ids, segments, real
+    return ids, segments, attention_mask
 
 
-def logits(model: TaskModel, ids, segments, real) -> torch.Tensor:
-    return model.head(model.encoder(ids, segments, real), real)
+def logits(model: TaskModel, ids, segments, attention_mask) -> torch.Tensor:
+    return model.head(model.encoder(ids, segments, attention_mask), attention_mask)
 
 
 def test_the_stack_computes_what_each_network_does():
@@ -67,16 +67,18 @@ def test_the_optimizer_is_the_papers_for_each_seed():
     whole = stack(networks, Noise(range(3), CPU)).eval()
     together = StackedAdam([[p] for p in whole.parameters()], weight_decay=0.1, clip=0.5)
     apart = [PaperAdam(parameter_groups(each, 0.1), weight_decay=0.1) for each in networks]
-    ids, segments, real = rows(12)
+    ids, segments, attention_mask = rows(12)
     target = torch.tensor([0, 1, 2, 1] * 3)
     for step in range(4):
         rate = 0.01 * (step + 1)
-        F.cross_entropy(logits(whole, ids, segments, real), target, reduction="sum").backward()
+        F.cross_entropy(
+            logits(whole, ids, segments, attention_mask), target, reduction="sum"
+        ).backward()
         together.step(torch.full((len(together.groups),), rate))
         whole.zero_grad()
         for place, (each, optimizer) in enumerate(zip(networks, apart, strict=True)):
             mine = slice(4 * place, 4 * place + 4)
-            scores = logits(each, ids[mine], segments[mine], real[mine])
+            scores = logits(each, ids[mine], segments[mine], attention_mask[mine])
             F.cross_entropy(scores, target[mine], reduction="sum").backward()
             nn.utils.clip_grad_norm_(each.parameters(), 0.5)
             optimizer.step(rate)

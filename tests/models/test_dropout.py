@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from electra.models.dropout import attend, drop
 from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
-from electra.objectives.objective import Ids
+from electra.objectives.objective import VocabInfo
 from electra.objectives.rtd import ReplacedTokenDetection
 from electra.objectives.settings import ObjectiveConfig
-from electra.train.fuse import lighten_
+from electra.train.accelerate import use_cheap_cpu_dropout_
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
@@ -69,12 +69,12 @@ def test_an_objective_with_it():
     pair = build_pair(
         EncoderConfig(layers=1, hidden=32, embedding=16, vocab_size=60), GeneratorConfig()
     )
-    objective = ReplacedTokenDetection(ObjectiveConfig(), *pair, Ids(4, (0, 2, 3, 4)))
+    objective = ReplacedTokenDetection(ObjectiveConfig(), *pair, VocabInfo(4, (0, 2, 3, 4)))
     ids = torch.randint(5, 60, (4, 16))
     segments = torch.zeros_like(ids)
     plain = objective.eval().discriminator(ids, segments)
     keys = list(objective.state_dict())
-    lighten_(objective)
+    use_cheap_cpu_dropout_(objective)
     torch.testing.assert_close(objective.discriminator(ids, segments), plain)
     assert list(objective.state_dict()) == keys
     objective.train()

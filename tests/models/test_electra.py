@@ -10,12 +10,12 @@ from electra.models.electra import (
     GeneratorConfig,
     build_pair,
     generator_sizes,
-    resize_vocabulary,
+    resize_token_embeddings,
 )
 from electra.models.encoder import Encoder, EncoderConfig
 from electra.models.flops import row_flops, works_of
 from electra.objectives.batch import unpack
-from electra.objectives.objective import Ids
+from electra.objectives.objective import VocabInfo
 from electra.objectives.rtd import ReplacedTokenDetection
 from electra.objectives.settings import ObjectiveConfig
 from electra.recipes import recipe
@@ -60,7 +60,7 @@ def test_heads_that_do_not_divide_are_refused():
 
 def test_positions_are_512_whatever_the_length():
     for name in ("paper.small", "paper.base", "paper.large", "toy"):
-        assert recipe(name).model.positions == 512
+        assert recipe(name).model.max_positions == 512
 
 
 def test_what_is_shared():
@@ -70,16 +70,16 @@ def test_what_is_shared():
     assert ours.project is not theirs.project
     assert ours.embeddings.token.weight.shape[1] == 48  # the discriminator's width
 
-    generator, discriminator = build_pair(SMALL, GeneratorConfig(width=0.5, share="none"))
+    generator, discriminator = build_pair(SMALL, GeneratorConfig(width=0.5, tie="none"))
     assert not {*generator.parameters()} & {*discriminator.parameters()}
     assert generator.encoder.embeddings.token.weight.shape[1] == 32  # its own hidden width
     assert isinstance(generator.encoder.project, torch.nn.Identity)
 
-    generator, discriminator = build_pair(SMALL, GeneratorConfig(width=1, share="all"))
+    generator, discriminator = build_pair(SMALL, GeneratorConfig(width=1, tie="all"))
     assert generator.encoder is discriminator.encoder
 
     with pytest.raises(UserError, match="same size"):
-        build_pair(SMALL, GeneratorConfig(width=0.5, share="all"))
+        build_pair(SMALL, GeneratorConfig(width=0.5, tie="all"))
 
 
 def test_documents_with_numbers_do_not_see_each_other():
@@ -127,9 +127,9 @@ def test_the_output_matrix_is_the_token_table():
 @pytest.mark.parametrize("share", ["embeddings", "all", "none"])
 def test_sharing_survives_resize(share):
     width = 1.0 if share == "all" else 0.5
-    generator, discriminator = build_pair(SMALL, GeneratorConfig(width=width, share=share))
+    generator, discriminator = build_pair(SMALL, GeneratorConfig(width=width, tie=share))
     old = discriminator.encoder.embeddings.token.weight.detach().clone()
-    resize_vocabulary(generator, discriminator, 300)
+    resize_token_embeddings(generator, discriminator, 300)
     tables = [n.encoder.embeddings.token.weight for n in (generator, discriminator)]
     assert (tables[0] is tables[1]) == (share != "none")
     assert tables[1].shape[0] == 320
@@ -139,7 +139,7 @@ def test_sharing_survives_resize(share):
     assert logits.shape[-1] == 320
     assert logits[..., :300].isfinite().all()
     assert (logits[..., 300:] == float("-inf")).all()
-    resize_vocabulary(generator, discriminator, 50)
+    resize_token_embeddings(generator, discriminator, 50)
     assert generator.encoder.embeddings.token.weight.shape[0] == 64
 
 
@@ -174,7 +174,7 @@ def test_flops_agree_with_torch():
 
     generator, discriminator = build_pair(SMALL, GeneratorConfig(width=0.5))
     objective = ReplacedTokenDetection(
-        ObjectiveConfig(), generator, discriminator, Ids(4, (0, 1, 2, 3, 4))
+        ObjectiveConfig(), generator, discriminator, VocabInfo(4, (0, 1, 2, 3, 4))
     )
     rows = torch.randint(5, 100, (2, 130))
     rows[:, -2:] = 128

@@ -31,9 +31,9 @@ from electra.models.paper_flops import (
     paper_row_flops,
 )
 from electra.objectives.batch import unpack
-from electra.objectives.corrupt import slots_for
+from electra.objectives.corrupt import max_masked
 from electra.objectives.kinds import build
-from electra.objectives.objective import Ids, Objective
+from electra.objectives.objective import Objective, VocabInfo
 from electra.objectives.settings import Kind, ObjectiveConfig
 from electra.recipes import recipe
 
@@ -109,7 +109,7 @@ def test_the_rules_by_hand():
 
 
 def objective_of(model: EncoderConfig, generator: GeneratorConfig, kind: Kind = "rtd") -> Objective:
-    ids = Ids(mask=4, special=(0, 1, 2, 3, 4))
+    ids = VocabInfo(mask=4, special=(0, 1, 2, 3, 4))
     return build(ObjectiveConfig(kind=kind), model, generator, ids)
 
 
@@ -148,10 +148,10 @@ def torch_flops(objective: Objective, rows: torch.Tensor) -> int:
     [
         (TINY, GeneratorConfig(), 16),
         (TINY, GeneratorConfig(width=0.5), 128),
-        (TINY, GeneratorConfig(width=0.5, share="none"), 64),
-        (TINY, GeneratorConfig(width=1, share="all"), 64),
+        (TINY, GeneratorConfig(width=0.5, tie="none"), 64),
+        (TINY, GeneratorConfig(width=1, tie="all"), 64),
         (replace(TINY, embedding=64), GeneratorConfig(width=0.5, depth=0.5), 200),
-        (replace(TINY, embedding=64), GeneratorConfig(width=1, share="all"), 32),
+        (replace(TINY, embedding=64), GeneratorConfig(width=1, tie="all"), 32),
         (replace(TINY, feed_forward=100, heads=4), GeneratorConfig(width=0.5), 40),
         (replace(TINY, vocab_size=3000, dropout=0, attention_dropout=0), GeneratorConfig(), 64),
         (EncoderConfig(layers=3, hidden=192, vocab_size=700), GeneratorConfig(width=1 / 3), 96),
@@ -160,16 +160,16 @@ def torch_flops(objective: Objective, rows: torch.Tensor) -> int:
 def test_replaced_token_detection_agrees_with_torch(model, generator, length):
     objective = objective_of(model, generator)
     found = torch_flops(objective, rows_of(model, length))
-    slots = slots_for(length, 0.15, "round")
+    slots = max_masked(length, 0.15, "round")
     ours = 2 * step_flops(model, generator, length, slots)
     assert found == pytest.approx(ours, rel=0.002)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "two-stage"])
-@pytest.mark.parametrize("generator", [GeneratorConfig(), GeneratorConfig(share="none")])
+@pytest.mark.parametrize("generator", [GeneratorConfig(), GeneratorConfig(tie="none")])
 def test_every_objective_agrees_with_torch(kind, generator):
     """To the last product, but for those of a gate and a baseline, too small to count."""
-    slots = slots_for(64, 0.15, "round")
+    slots = max_masked(64, 0.15, "round")
     found = torch_flops(objective_of(TINY, generator, kind), rows_of(TINY, 64))
     gate = 3 * 64 * 2 * TINY.hidden
     baseline = 2 * slots * 2 * generator_sizes(TINY, generator).hidden  # its input has no gradient
@@ -181,18 +181,18 @@ def test_every_objective_agrees_with_torch(kind, generator):
 def test_generators_that_do_not_compute_agree_with_torch(kind):
     generator = GeneratorConfig(kind="unigram")
     found = torch_flops(objective_of(TINY, generator, kind), rows_of(TINY, 64))
-    ours = 2 * step_flops(TINY, generator, 64, slots_for(64, 0.15, "round"), kind)
+    ours = 2 * step_flops(TINY, generator, 64, max_masked(64, 0.15, "round"), kind)
     assert found == pytest.approx(ours, rel=0.002)
 
 
 def test_two_stages_agree_with_torch():
     """The mean of a step in the first half and one in the second."""
-    generator = GeneratorConfig(width=1, share="none")
+    generator = GeneratorConfig(width=1, tie="none")
     objective = objective_of(TINY, generator, "two-stage")
     first = torch_flops(objective, rows_of(TINY, 64))
-    assert objective.reach(0.5)
+    assert objective.update_progress(0.5)
     second = torch_flops(objective, rows_of(TINY, 64))
-    ours = 2 * step_flops(TINY, generator, 64, slots_for(64, 0.15, "round"), "two-stage")
+    ours = 2 * step_flops(TINY, generator, 64, max_masked(64, 0.15, "round"), "two-stage")
     assert second != first
     assert (first + second) / 2 == pytest.approx(ours, rel=0.002)
 
@@ -280,8 +280,8 @@ def test_recipes_of_the_paper(electra, name, model):
     assert paper["times_electra_small"] == pytest.approx(small)
     config = recipe(name)
     config = replace(config, model=replace(config.model, vocab_size=30522))
-    length, batch = config.data.length, config.data.batch
-    slots = slots_for(length, config.objective.mask_rate, "round")
+    length, batch = config.data.seq_length, config.data.batch_size
+    slots = max_masked(length, config.objective.mask_rate, "round")
     row = step_flops(config.model, config.generator, length, slots)
     assert found["steps"] * batch == known.rows
     assert ours["train"] == found["steps"] * batch * row
@@ -308,14 +308,14 @@ def test_a_budget_in_flops_is_spent(electra):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_objective_is_counted(electra, kind):
-    settings = (f"objective.kind={kind}", "generator.width=1", "generator.share=none")
+    settings = (f"objective.kind={kind}", "generator.width=1", "generator.tie=none")
     code, out, err = electra("flops", "paper.small", *settings, "--json")
     assert code == 0, err
     found = json.loads(out)
     config = recipe("paper.small")
     model, generator = (
         replace(config.model, vocab_size=30522),
-        GeneratorConfig(width=1, share="none"),
+        GeneratorConfig(width=1, tie="none"),
     )
     row = step_flops(model, generator, 128, 19, kind)
     assert found["hardware"]["train"] == 1_000_000 * 128 * row
@@ -329,7 +329,7 @@ def test_every_objective_is_counted(electra, kind):
 @pytest.mark.parametrize("generator", ["unigram", "uniform"])
 @pytest.mark.parametrize("kind", ["rtd", "rtd-masked", "replace-mlm", "all-tokens-mlm"])
 def test_a_generator_without_weights_costs_nothing(electra, kind, generator, share):
-    settings = (f"objective.kind={kind}", f"generator.share={share}")
+    settings = (f"objective.kind={kind}", f"generator.tie={share}")
     code, out, err = electra(
         "flops", "paper.small", *settings, f"generator.kind={generator}", "--json"
     )
@@ -369,9 +369,9 @@ def test_tables(electra):
         (("flops", "model.layers=3"), "stands where the recipe belongs"),
         (("flops", "--budget", "1e16flops"), "Name a recipe"),
         (("flops", "toy", "--budget", "1e16flips"), "is not a budget"),
-        (("flops", "toy", "generator.share=all"), "one body"),
-        (("flops", "toy", "data.length=0"), "data.length must be at least 1"),
-        (("flops", "toy", "data.length=1000"), "do not fit a position table of 512"),
+        (("flops", "toy", "generator.tie=all"), "one body"),
+        (("flops", "toy", "data.seq_length=0"), "data.seq_length must be at least 1"),
+        (("flops", "toy", "data.seq_length=1000"), "do not fit a position table of 512"),
     ],
 )
 def test_mistakes_get_a_sentence(electra, arguments, sentence):

@@ -41,11 +41,11 @@ def vectors(rows: int = 3, length: int = 6, seed: int = 0) -> torch.Tensor:
 def test_each_kind_has_its_head(kind, head, wanted):
     built = build_head(kind, ENCODER, 5, head=head, dropout=0.3)
     assert type(built) is wanted
-    real = torch.ones(3, 6, dtype=torch.bool)
+    attention_mask = torch.ones(3, 6, dtype=torch.bool)
     shape = {"classify": (3, 5), "tag": (3, 6, 5), "qa": (3, 6)}.get(kind, (3, 1))
     if wanted is PlainSpanHead:
         shape = (3, 6, 2)
-    assert built(vectors(), real).shape == shape
+    assert built(vectors(), attention_mask).shape == shape
     drops = {m.p for m in built.modules() if isinstance(m, nn.Dropout)}
     # transformers drops the input of its classifier, but not that of its multiple choice
     assert drops == {(): set(), ("choice", "transformers"): {0.0, 0.3}}.get(
@@ -56,20 +56,22 @@ def test_each_kind_has_its_head(kind, head, wanted):
 def test_the_papers_head_is_one_layer_on_the_first_token():
     head = build_head("classify", ENCODER, 4).eval()
     assert sum(p.numel() for p in head.parameters()) == 4 * HIDDEN + 4
-    x, real = vectors(), torch.ones(3, 6, dtype=torch.bool)
+    x, attention_mask = vectors(), torch.ones(3, 6, dtype=torch.bool)
     other = vectors(seed=1)
     other[:, 0] = x[:, 0]
-    torch.testing.assert_close(head(x, real), head(other, real))
-    torch.testing.assert_close(head(x, real), x[:, 0] @ head.output.weight.T + head.output.bias)
+    torch.testing.assert_close(head(x, attention_mask), head(other, attention_mask))
+    torch.testing.assert_close(
+        head(x, attention_mask), x[:, 0] @ head.output.weight.T + head.output.bias
+    )
 
 
 def test_the_strongest_value_is_not_that_of_padding():
     head = build_head("classify", ENCODER, 4, pool="max").eval()
     x = vectors()
     x[:, 4:] = 1e6
-    real = torch.arange(6).expand(3, 6) < 4
+    attention_mask = torch.arange(6).expand(3, 6) < 4
     torch.testing.assert_close(
-        head(x, real), x[:, :4].amax(1) @ head.output.weight.T + head.output.bias
+        head(x, attention_mask), x[:, :4].amax(1) @ head.output.weight.T + head.output.bias
     )
 
 
@@ -102,9 +104,9 @@ def test_a_head_starts_differently_for_each_seed():
 
 def test_dropout_acts_in_training_alone():
     head = build_head("classify", ENCODER, 4, dropout=0.5)
-    x, real = vectors(), torch.ones(3, 6, dtype=torch.bool)
-    assert not torch.equal(head.train()(x, real), head(x, real))
-    assert torch.equal(head.eval()(x, real), head(x, real))
+    x, attention_mask = vectors(), torch.ones(3, 6, dtype=torch.bool)
+    assert not torch.equal(head.train()(x, attention_mask), head(x, attention_mask))
+    assert torch.equal(head.eval()(x, attention_mask), head(x, attention_mask))
 
 
 def test_the_joint_head_has_the_originals_width_and_no_dropout():

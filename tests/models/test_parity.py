@@ -38,37 +38,43 @@ def inputs():
     torch.manual_seed(1)
     lengths = torch.tensor([48, 30, 9, 41])[:, None]
     place = torch.arange(48)[None]
-    real = place < lengths
-    segments = ((place >= lengths // 2) & real).long()
-    ids = torch.where(real, torch.randint(5, VOCAB, (4, 48)), 0)
-    return ids, segments, real
+    attention_mask = place < lengths
+    segments = ((place >= lengths // 2) & attention_mask).long()
+    ids = torch.where(attention_mask, torch.randint(5, VOCAB, (4, 48)), 0)
+    return ids, segments, attention_mask
 
 
 @torch.no_grad()
 def test_discriminator(pair, inputs, tmp_path):
     _, ours = pair
-    ids, segments, real = inputs
+    ids, segments, attention_mask = inputs
     export(ours, tmp_path, pad_id=0)
-    given = {"input_ids": ids, "token_type_ids": segments, "attention_mask": real.long()}
+    given = {"input_ids": ids, "token_type_ids": segments, "attention_mask": attention_mask.long()}
     theirs = ElectraForPreTraining.from_pretrained(tmp_path).eval()
-    torch.testing.assert_close(ours(ids, segments, real), theirs(**given).logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        ours(ids, segments, attention_mask), theirs(**given).logits, atol=1e-5, rtol=0
+    )
     body = AutoModel.from_pretrained(tmp_path).eval()
     hidden = body(**given).last_hidden_state
-    torch.testing.assert_close(ours.encoder(ids, segments, real), hidden, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        ours.encoder(ids, segments, attention_mask), hidden, atol=1e-5, rtol=0
+    )
 
 
 @torch.no_grad()
 def test_generator(pair, inputs, tmp_path):
     ours, _ = pair
-    ids, segments, real = inputs
+    ids, segments, attention_mask = inputs
     export(ours, tmp_path, pad_id=0)
     theirs, report = ElectraForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     positions = torch.tensor([[1, 40, 7], [2, 3, 29], [1, 2, 8], [0, 20, 40]])
-    logits = theirs.eval()(ids, attention_mask=real.long(), token_type_ids=segments).logits
+    logits = theirs.eval()(
+        ids, attention_mask=attention_mask.long(), token_type_ids=segments
+    ).logits
     expected = logits.gather(1, positions[..., None].expand(-1, -1, VOCAB))
-    found = ours(ids, segments, real, positions)
+    found = ours(ids, segments, attention_mask, positions)
     torch.testing.assert_close(found[..., :VOCAB], expected, atol=1e-5, rtol=0)
     assert (found[..., VOCAB:] == float("-inf")).all()  # padded ids have no probability
     assert logits.shape[-1] == VOCAB  # and are not exported
@@ -77,14 +83,16 @@ def test_generator(pair, inputs, tmp_path):
 @torch.no_grad()
 def test_folders_load_back(pair, inputs, tmp_path):
     generator, discriminator = pair
-    ids, segments, real = inputs
+    ids, segments, attention_mask = inputs
     export(generator, tmp_path / "g", pad_id=0)
     export(discriminator, tmp_path / "d", pad_id=0)
     again = load_discriminator(tmp_path / "d")
-    assert torch.equal(again(ids, segments, real), discriminator(ids, segments, real))
+    assert torch.equal(
+        again(ids, segments, attention_mask), discriminator(ids, segments, attention_mask)
+    )
     positions = torch.zeros(4, 1, dtype=torch.long)
-    logits = load_generator(tmp_path / "g")(ids, segments, real, positions)
-    expected = generator(ids, segments, real, positions)[..., :VOCAB]
+    logits = load_generator(tmp_path / "g")(ids, segments, attention_mask, positions)
+    expected = generator(ids, segments, attention_mask, positions)[..., :VOCAB]
     torch.testing.assert_close(logits, expected)
 
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from electra.device import autocast
 from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import Encoder, EncoderConfig
-from electra.train.device import autocast
 
 SMALL = EncoderConfig(layers=2, hidden=64, embedding=32, vocab_size=100)
 CPU = torch.device("cpu")
@@ -47,11 +47,11 @@ def test_gelu_is_the_erf_form(monkeypatch):
     """Everywhere: each call that the networks make is without the tanh approximation."""
     import torch.nn.functional as F
 
-    calls, real = [], F.gelu
+    calls, attention_mask = [], F.gelu
 
     def watched(x, approximate="none"):
         calls.append(approximate)
-        return real(x, approximate=approximate)
+        return attention_mask(x, approximate=approximate)
 
     monkeypatch.setattr(F, "gelu", watched)
     generator, discriminator = build_pair(SMALL, GeneratorConfig(width=0.5))

@@ -7,7 +7,7 @@ from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
 from electra.objectives.batch import unpack
 from electra.objectives.kinds import build
-from electra.objectives.objective import Ids
+from electra.objectives.objective import VocabInfo
 from electra.objectives.settings import ObjectiveConfig
 
 VOCAB = 60
@@ -24,12 +24,12 @@ def make():
         quiet = {"dropout": 0.0, "attention_dropout": 0.0}
         wanted = {"width": 0.5}
         if kind == "two-stage":
-            wanted = {"width": 1.0, "share": "none"}
+            wanted = {"width": 1.0, "tie": "none"}
         return build(
             ObjectiveConfig(kind=kind, **settings),
             EncoderConfig(**sizes | quiet | (model or {})),
             GeneratorConfig(**wanted | (generator or {})),
-            Ids(4, SPECIAL, absent),
+            VocabInfo(4, SPECIAL, absent),
         )
 
     return made
@@ -59,7 +59,11 @@ def ask():
         torch.manual_seed(seed)
         masked = objective.mask(batch)
         outcome = objective(batch, masked, objective.totals(batch, masked))
-        return masked, outcome, dict(zip(objective.names, outcome.sums.tolist(), strict=True))
+        return (
+            masked,
+            outcome,
+            dict(zip(objective.metric_names, outcome.sums.tolist(), strict=True)),
+        )
 
     return asked
 

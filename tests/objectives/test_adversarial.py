@@ -19,8 +19,8 @@ def five_words(make):
         absent = tuple(i for i in range(60) if i not in WORDS)
         objective = make(
             "adversarial",
-            generator={"share": "none"},
-            model={"layers": 1, "hidden": 16, "positions": 8},
+            generator={"tie": "none"},
+            model={"layers": 1, "hidden": 16, "max_positions": 8},
             absent=absent,
             discriminator_weight=0.0,
             **settings,
@@ -33,8 +33,8 @@ def five_words(make):
             verdicts = objective.discriminator(texts, torch.zeros_like(texts))[:, 2]
             objective.discriminator.score.bias -= verdicts.mean()  # of different opinions
         ids = torch.tensor([[2, 5, 7, 9, 6, 3]])
-        real = torch.ones_like(ids).bool()
-        batch = Batch(ids, torch.zeros_like(ids), real, real)
+        attention_mask = torch.ones_like(ids).bool()
+        batch = Batch(ids, torch.zeros_like(ids), attention_mask, attention_mask)
         masked = Masked(
             torch.tensor([[2, 5, 4, 9, 6, 3]]),
             torch.tensor([[2]]),
@@ -49,15 +49,17 @@ def five_words(make):
 def exact_gradient(objective, batch, masked) -> dict[str, torch.Tensor]:
     """Of minus the expected reward: sum over the five words of p(word) R(word)."""
     c = objective.config
-    logits = objective.generator(masked.inputs, batch.segments, batch.real, masked.positions)
+    logits = objective.generator(
+        masked.inputs, batch.segments, batch.attention_mask, masked.positions
+    )
     scores = logits[0, 0] / c.temperature
-    if c.exclude_true:
+    if c.disallow_correct:
         scores[7] = -math.inf
     chances = scores.softmax(0)
     expected = 0.0
     for word in WORDS:
-        text = put(batch.ids, masked.positions, torch.tensor([[word]]), masked.drawn)
-        score = objective.discriminator(text, batch.segments, batch.real)[0, 2].item()
+        text = put(batch.ids, masked.positions, torch.tensor([[word]]), masked.is_masked)
+        score = objective.discriminator(text, batch.segments, batch.attention_mask)[0, 2].item()
         wrong = -score if word != 7 else score  # R = -log of the chance of the right verdict
         expected = expected + chances[word] * math.log1p(math.exp(wrong))
     objective.zero_grad()
@@ -66,19 +68,19 @@ def exact_gradient(objective, batch, masked) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"temperature": 2.0}, {"exclude_true": True}, {"generator_weight": 0.5}]
+    "settings", [{}, {"temperature": 2.0}, {"disallow_correct": True}, {"generator_weight": 0.5}]
 )
 def test_the_estimate_agrees_with_the_exact_gradient(settings, five_words):
     """60 estimates of 400 samples each; every parameter within five standard errors."""
     objective, batch, masked = five_words(**settings)
     exact = exact_gradient(objective, batch, masked)
     many = Batch(*(t.expand(400, -1) for t in batch))
-    drawn = Masked(*(t.expand(400, -1) for t in masked))
+    is_masked = Masked(*(t.expand(400, -1) for t in masked))
     estimates = {name: [] for name in exact}
     torch.manual_seed(5)
     for _ in range(60):
         objective.zero_grad()
-        objective(many, drawn, objective.totals(many, drawn)).loss.backward()
+        objective(many, is_masked, objective.totals(many, is_masked)).loss.backward()
         for name, p in objective.generator.named_parameters():
             estimates[name].append(p.grad.clone())
     power = 0.0
@@ -94,11 +96,11 @@ def test_the_estimate_agrees_with_the_exact_gradient(settings, five_words):
 def test_the_baseline_makes_the_estimate_steadier(five_words):
     objective, batch, masked = five_words()
     many = Batch(*(t.expand(2000, -1) for t in batch))
-    drawn = Masked(*(t.expand(2000, -1) for t in masked))
+    is_masked = Masked(*(t.expand(2000, -1) for t in masked))
 
-    outcome = objective(many, drawn, objective.totals(many, drawn))
-    reward = outcome.sums[objective.names.index("reward")].item() / 2000
-    inputs = (masked.inputs, batch.segments, batch.real, masked.positions)
+    outcome = objective(many, is_masked, objective.totals(many, is_masked))
+    reward = outcome.sums[objective.metric_names.index("reward")].item() / 2000
+    inputs = (masked.inputs, batch.segments, batch.attention_mask, masked.positions)
     state = objective.generator.states(*inputs)[0, 0].detach()
 
     def spread(baseline: float) -> float:
@@ -106,13 +108,13 @@ def test_the_baseline_makes_the_estimate_steadier(five_words):
         with torch.no_grad():
             logit = -math.log(math.expm1(baseline))
             objective.baseline.weight.copy_(logit * state / state.square().sum())
-        seen = []
+        doc_ids = []
         for seed in range(30):
             torch.manual_seed(seed)
             objective.zero_grad()
-            objective(many, drawn, objective.totals(many, drawn)).loss.backward()
-            seen.append(objective.generator.bias.grad.clone())
-        return torch.stack(seen).std(0).norm().item()
+            objective(many, is_masked, objective.totals(many, is_masked)).loss.backward()
+            doc_ids.append(objective.generator.bias.grad.clone())
+        return torch.stack(doc_ids).std(0).norm().item()
 
     assert spread(reward) < 0.5 * spread(reward + 4)
 
@@ -123,18 +125,18 @@ def test_the_loss_against_a_slow_reference(make, batch, ask):
         objective.baseline.weight.normal_()
     masked, outcome, sums = ask(objective, batch)
     states = objective.generator.states(
-        masked.inputs, batch.segments, batch.real, masked.positions
+        masked.inputs, batch.segments, batch.attention_mask, masked.positions
     ).detach()
     logits = objective.generator.predict(states).detach().double()
-    scores = objective.discriminator(outcome.corrupted, batch.segments, batch.real)
+    scores = objective.discriminator(outcome.corrupted, batch.segments, batch.attention_mask)
     detection = []
-    for row, place in batch.real.nonzero().tolist():
+    for row, place in batch.attention_mask.nonzero().tolist():
         score = scores[row, place].item()
         wrong = -score if outcome.replaced[row, place] else score
         detection.append(math.log1p(math.exp(wrong)))
-    where = {tuple(p): i for i, p in enumerate(batch.real.nonzero().tolist())}
+    where = {tuple(p): i for i, p in enumerate(batch.attention_mask.nonzero().tolist())}
     gained, missed, rewards = [], [], []
-    for row, slot in masked.drawn.nonzero().tolist():
+    for row, slot in masked.is_masked.nonzero().tolist():
         place = int(masked.positions[row, slot])
         reward = detection[where[row, place]]
         logit = (objective.baseline.weight[0] @ states[row, slot]).item()
@@ -149,38 +151,38 @@ def test_the_loss_against_a_slow_reference(make, batch, ask):
     detected = 11 * sum(detection) / len(detection)
     expected = 0.7 * (sum(missed) - sum(gained)) / n + detected
     assert outcome.loss.item() == pytest.approx(expected, rel=1e-4)
-    figures = objective.summarise(sums)
+    figures = objective.compute_metrics(sums)
     assert figures["loss"] == pytest.approx(detected, rel=1e-5)
     assert figures["reward"] == pytest.approx(sum(rewards) / n, rel=1e-5)
     assert figures["baseline_loss"] == pytest.approx(sum(missed) / n, rel=1e-5)
 
 
 def test_who_is_taught(make, batch, reached):
-    objective = make("adversarial", generator={"share": "none"}, discriminator_weight=0.0)
+    objective = make("adversarial", generator={"tie": "none"}, discriminator_weight=0.0)
     own = {n for n, _ in objective.named_parameters() if n.startswith("generator.")}
     assert reached(objective, batch) == own | {"baseline.weight"}
 
 
 def test_the_baseline_does_not_teach_the_generator(make, batch, reached, monkeypatch):
     """With the samples' chances taken out, its own loss is all that the generator's part has."""
-    objective = make("adversarial", generator={"share": "none"}, discriminator_weight=0.0)
+    objective = make("adversarial", generator={"tie": "none"}, discriminator_weight=0.0)
     monkeypatch.setattr(objective, "log_chance", lambda logits, *_: logits[..., 0].detach())
     assert reached(objective, batch) == {"baseline.weight"}
-    assert objective.guessing_loss(3.0) == math.inf
+    assert objective.unigram_loss(3.0) == math.inf
 
 
 def test_the_generator_learns_to_mislead(five_words):
     """Some hundred steps against a discriminator that stays as it is."""
     objective, batch, masked = five_words()
     many = Batch(*(t.expand(64, -1) for t in batch))
-    drawn = Masked(*(t.expand(64, -1) for t in masked))
+    is_masked = Masked(*(t.expand(64, -1) for t in masked))
     learning = [*objective.generator.parameters(), *objective.baseline.parameters()]
     optimizer = torch.optim.Adam(learning, lr=3e-3)
-    place = objective.names.index("reward")
+    place = objective.metric_names.index("reward")
     torch.manual_seed(0)
     rewards = []
     for _ in range(150):
-        outcome = objective(many, drawn, objective.totals(many, drawn))
+        outcome = objective(many, is_masked, objective.totals(many, is_masked))
         optimizer.zero_grad()
         outcome.loss.backward()
         optimizer.step()

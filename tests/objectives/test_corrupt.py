@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from electra.objectives import corrupt
 from electra.objectives.corrupt import (
-    choose_positions,
     mask_counts,
     mask_tokens,
+    max_masked,
     put,
+    sample_positions,
     sample_tokens,
-    slots_for,
 )
 
 PAD, UNK, CLS, SEP, MASK = range(5)
@@ -26,19 +26,19 @@ def rows(batch: int, length: int, seed: int):
     g = torch.Generator().manual_seed(seed)
     lengths = torch.randint(3, length + 1, (batch, 1), generator=g)
     place = torch.arange(length)[None]
-    real = place < lengths
+    attention_mask = place < lengths
     ids = torch.randint(5, 50, (batch, length), generator=g)
     ids = torch.where(place == 0, CLS, ids)
     ids = torch.where((place == lengths - 1) | (place == lengths // 2), SEP, ids)
-    return torch.where(real, ids, PAD), real
+    return torch.where(attention_mask, ids, PAD), attention_mask
 
 
 @pytest.mark.parametrize("rounding", ["round", "ceil"])
 def test_nearly_everything_can_be_masked(rounding):
-    ids, real = rows(2, 512, seed=0)
-    m = mask_tokens(ids, real, MASKABLE, MASK, rate=0.999, rounding=rounding)
+    ids, attention_mask = rows(2, 512, seed=0)
+    m = mask_tokens(ids, attention_mask, MASKABLE, MASK, rate=0.999, rounding=rounding)
     assert m.positions.shape == (2, 512)
-    assert (m.drawn.sum(1) == (real & MASKABLE[ids]).sum(1)).all()
+    assert (m.is_masked.sum(1) == (attention_mask & MASKABLE[ids]).sum(1)).all()
 
 
 @settings(deadline=None, max_examples=60)
@@ -51,65 +51,69 @@ def test_nearly_everything_can_be_masked(rounding):
     draw=st.sampled_from(["distinct", "repeated"]),
 )
 def test_masking(batch, length, seed, rate, rounding, draw):
-    ids, real = rows(batch, length, seed)
+    ids, attention_mask = rows(batch, length, seed)
     torch.manual_seed(seed)
-    m = mask_tokens(ids, real, MASKABLE, MASK, rate=rate, rounding=rounding, draw=draw)
-    slots = slots_for(length, rate, rounding)
-    assert m.positions.shape == m.drawn.shape == m.originals.shape == (batch, slots)
+    m = mask_tokens(ids, attention_mask, MASKABLE, MASK, rate=rate, rounding=rounding, draw=draw)
+    slots = max_masked(length, rate, rounding)
+    assert m.positions.shape == m.is_masked.shape == m.labels.shape == (batch, slots)
     for row in range(batch):
-        drawn = m.positions[row][m.drawn[row]].tolist()
-        allowed = (real[row] & MASKABLE[ids[row]]).nonzero().flatten().tolist()
-        assert set(drawn) <= set(allowed)  # never special, never padding
+        is_masked = m.positions[row][m.is_masked[row]].tolist()
+        allowed = (attention_mask[row] & MASKABLE[ids[row]]).nonzero().flatten().tolist()
+        assert set(is_masked) <= set(allowed)  # never special, never padding
         if draw == "distinct":
-            assert len(set(drawn)) == len(drawn)
-        tokens = int(real[row].sum())
+            assert len(set(is_masked)) == len(is_masked)
+        tokens = int(attention_mask[row].sum())
         wanted = -(-tokens * rate // 1) if rounding == "ceil" else round(tokens * rate)
         if abs(tokens * rate % 1 - 0.5) > 1e-6:  # a tie may fall either way in fp32
-            assert len(drawn) == min(max(1, wanted), slots, len(allowed))
-        untouched = [p for p in range(length) if p not in drawn]
+            assert len(is_masked) == min(max(1, wanted), slots, len(allowed))
+        untouched = [p for p in range(length) if p not in is_masked]
         assert torch.equal(m.inputs[row, untouched], ids[row, untouched])
-        hidden = m.inputs[row, drawn]
-        assert ((hidden == MASK) | (hidden == ids[row, drawn])).all()  # no random words
-    assert torch.equal(m.originals, ids.gather(1, m.positions))
+        hidden = m.inputs[row, is_masked]
+        assert ((hidden == MASK) | (hidden == ids[row, is_masked])).all()  # no random words
+    assert torch.equal(m.labels, ids.gather(1, m.positions))
 
 
 def test_slots_are_those_of_the_original():
-    assert [slots_for(n, r, "round") for n, r in ((128, 0.15), (512, 0.15), (512, 0.25))] == [
+    assert [max_masked(n, r, "round") for n, r in ((128, 0.15), (512, 0.15), (512, 0.25))] == [
         19,
         79,
         130,
     ]
-    assert slots_for(128, 0.15, "ceil") == 20
-    assert slots_for(5, 0.15, "round") == 1
+    assert max_masked(128, 0.15, "ceil") == 20
+    assert max_masked(5, 0.15, "round") == 1
 
 
 @pytest.mark.parametrize("rounding", ["round", "ceil"])
 def test_a_rate_that_a_graph_reads_gives_the_same_counts(rounding):
     """Each length and many rates, those at which a count changes among them."""
     for length in (5, 20, 32, 100, 128, 512):
-        real = torch.arange(length) < torch.arange(1, length + 1)[:, None]
+        attention_mask = torch.arange(length) < torch.arange(1, length + 1)[:, None]
         for part in range(1, 200):
             for rate in (part / 200, part / length % 1 or 0.5, (part / length - 0.005) % 1 or 0.5):
                 tensor = torch.tensor(rate, dtype=torch.float64)
-                one = mask_counts(real, real, rate, rounding)
-                assert torch.equal(mask_counts(real, real, tensor, rounding), one), (length, rate)
+                one = mask_counts(attention_mask, attention_mask, rate, rounding)
+                assert torch.equal(
+                    mask_counts(attention_mask, attention_mask, tensor, rounding), one
+                ), (length, rate)
 
 
 def test_a_rate_that_a_graph_reads_gives_the_same_masks():
-    ids, real = rows(6, 64, 0)
+    ids, attention_mask = rows(6, 64, 0)
     for rate in (0.05, 0.15, 0.3):
         found = []
         for share in (rate, torch.tensor(rate, dtype=torch.float64)):
             torch.manual_seed(0)
-            found.append(mask_tokens(ids, real, MASKABLE, MASK, rate=share, top_rate=0.3))
+            found.append(mask_tokens(ids, attention_mask, MASKABLE, MASK, rate=share, top_rate=0.3))
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_a_rate_below_the_highest_masks_as_many_as_it_would_alone():
     for length in range(3, 70):
-        ids, real = torch.full((1, length), 9), torch.ones(1, length, dtype=torch.bool)
+        ids, attention_mask = torch.full((1, length), 9), torch.ones(1, length, dtype=torch.bool)
         alone, below = (
-            mask_tokens(ids, real, MASKABLE, MASK, rate=0.15, top_rate=top).drawn.sum()
+            mask_tokens(
+                ids, attention_mask, MASKABLE, MASK, rate=0.15, top_rate=top
+            ).is_masked.sum()
             for top in (0.0, 0.5)
         )
         assert alone == below, length
@@ -118,9 +122,9 @@ def test_a_rate_below_the_highest_masks_as_many_as_it_would_alone():
 def test_85_percent_are_shown_as_mask():
     torch.manual_seed(0)
     ids = torch.randint(5, 50, (2000, 128))
-    real = torch.ones_like(ids, dtype=torch.bool)
-    m = mask_tokens(ids, real, MASKABLE, MASK, rate=0.15)
-    shown = (m.inputs == MASK).sum() / m.drawn.sum()
+    attention_mask = torch.ones_like(ids, dtype=torch.bool)
+    m = mask_tokens(ids, attention_mask, MASKABLE, MASK, rate=0.15)
+    shown = (m.inputs == MASK).sum() / m.is_masked.sum()
     assert shown.item() == pytest.approx(0.85, abs=0.005)  # 38,000 draws: sigma 0.0018
     assert (m.inputs != ids).sum() == (m.inputs == MASK).sum()
 
@@ -129,19 +133,19 @@ def test_each_position_is_as_likely_and_draws_differ_between_rows_and_calls():
     torch.manual_seed(0)
     candidates = torch.ones(4000, 20, dtype=torch.bool)
     candidates[:, 0] = False
-    first = choose_positions(candidates, 3, "distinct")
+    first = sample_positions(candidates, 3, "distinct")
     counts = torch.bincount(first.flatten(), minlength=20)
     assert counts[0] == 0
     assert counts[1:].float() == pytest.approx(4000 * 3 / 19, abs=120)  # five sigma
-    assert not torch.equal(first, choose_positions(candidates, 3, "distinct"))
+    assert not torch.equal(first, sample_positions(candidates, 3, "distinct"))
     assert len({tuple(sorted(r)) for r in first.tolist()}) > 500
 
 
 def test_with_replacement_masks_fewer_tokens():
     torch.manual_seed(0)
     candidates = torch.ones(2000, 128, dtype=torch.bool)
-    drawn = choose_positions(candidates, 19, "repeated")
-    distinct = sum(len(set(row)) for row in drawn.tolist()) / 2000
+    is_masked = sample_positions(candidates, 19, "repeated")
+    distinct = sum(len(set(row)) for row in is_masked.tolist()) / 2000
     assert distinct == pytest.approx(17.7, abs=0.15)  # 13.8 % of 128, the released code's rate
 
 
@@ -149,14 +153,14 @@ def test_a_row_without_candidates_is_left_alone():
     ids = torch.tensor([[CLS, SEP, PAD, PAD], [CLS, 9, 9, SEP]])
     for draw in ("distinct", "repeated"):
         m = mask_tokens(ids, ids != PAD, MASKABLE, MASK, rate=0.5, draw=draw)
-        assert m.drawn.sum(1).tolist() == [0, 2]
+        assert m.is_masked.sum(1).tolist() == [0, 2]
         assert torch.equal(m.inputs[0], ids[0])
 
 
 def test_unknown_words_are_maskable_as_in_the_original():
     ids = torch.full((4, 16), UNK)
     m = mask_tokens(ids, torch.ones_like(ids).bool(), MASKABLE, MASK, rate=0.25)
-    assert m.drawn.all()
+    assert m.is_masked.all()
 
 
 @pytest.mark.parametrize("words", [96, 1536, 1501])

@@ -6,19 +6,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from electra.hub.ask import score_sentences
+from electra.hub.inference import score_sentences
 from electra.objectives.electric import prior
 from electra.train.pretrain import start
 
 
 def test_the_towers_look_at_everything_but_the_word_itself(make, batch):
     towers = make("electric").generator
-    ids, segments, real = (t[:1] for t in batch[:3])  # a full row
-    before = towers(ids, segments, real)[..., :60]
+    ids, segments, attention_mask = (t[:1] for t in batch[:3])  # a full row
+    before = towers(ids, segments, attention_mask)[..., :60]
     for place in (1, 17, 38):
         other = ids.clone()
         other[0, place] = 5 + (ids[0, place] - 4) % 50
-        changed = (towers(other, segments, real)[..., :60] - before).abs().amax(-1)[0] > 1e-6
+        changed = (towers(other, segments, attention_mask)[..., :60] - before).abs().amax(-1)[
+            0
+        ] > 1e-6
         assert not changed[place]
         assert changed[[p for p in range(40) if p != place]].all()
 
@@ -27,9 +29,9 @@ def test_padding_is_not_read(make, batch):
     towers = make("electric").generator
     before = towers(*batch[:3])
     assert before[..., :60].isfinite().all()
-    other = batch._replace(ids=torch.where(batch.real, batch.ids, 9))
+    other = batch._replace(ids=torch.where(batch.attention_mask, batch.ids, 9))
     after = towers(*other[:3])
-    torch.testing.assert_close(after[batch.real], before[batch.real])
+    torch.testing.assert_close(after[batch.attention_mask], before[batch.attention_mask])
 
 
 def test_the_loss_against_the_formula(make, batch, ask):
@@ -39,11 +41,15 @@ def test_the_loss_against_the_formula(make, batch, ask):
         objective.discriminator.score.weight *= 20  # energies that differ
     masked, outcome, sums = ask(objective, batch)
     logits = objective.generator(*batch[:3]).detach().double()
-    energies = objective.discriminator(outcome.corrupted, batch.segments, batch.real).double()
+    energies = objective.discriminator(
+        outcome.corrupted, batch.segments, batch.attention_mask
+    ).double()
     cloze, nce = [], []
     for row in range(len(batch.ids)):
-        places = [p for p in range(40) if batch.real[row, p] and batch.ids[row, p] not in (2, 3)]
-        noise = {int(p) for p in masked.positions[row][masked.drawn[row]]}
+        places = [
+            p for p in range(40) if batch.attention_mask[row, p] and batch.ids[row, p] not in (2, 3)
+        ]
+        noise = {int(p) for p in masked.positions[row][masked.is_masked[row]]}
         n, k = len(places), len(noise)
         for place in places:
             true, here = int(batch.ids[row, place]), int(outcome.corrupted[row, place])
@@ -57,10 +63,10 @@ def test_the_loss_against_the_formula(make, batch, ask):
             assert bool(outcome.replaced[row, place]) == (place in noise)  # also a true sample
     expected = 0.6 * sum(cloze) / len(cloze) + 7 * sum(nce) / len(nce)
     assert outcome.loss.item() == pytest.approx(expected, rel=1e-5)
-    figures = objective.summarise(sums)
+    figures = objective.compute_metrics(sums)
     assert figures["loss"] == pytest.approx(expected, rel=1e-5)
     assert figures["detection_loss"] == pytest.approx(sum(nce) / len(nce), rel=1e-5)
-    assert outcome.judged.sum() == len(nce)
+    assert outcome.loss_mask.sum() == len(nce)
     assert not {"recall", "precision"} & figures.keys()  # a perfect model flags nothing
 
 
@@ -71,10 +77,10 @@ def test_noise_that_is_the_true_token_is_noise(make, batch, ask):
     masked, outcome, sums = ask(
         objective, batch._replace(ids=torch.where(batch.ids > 4, 9, batch.ids))
     )
-    assert torch.equal(outcome.replaced.sum(1), masked.drawn.sum(1))
+    assert torch.equal(outcome.replaced.sum(1), masked.is_masked.sum(1))
     assert (outcome.replaced.sum(1) > 0).all()
     right = torch.where(outcome.replaced, outcome.scores, -outcome.scores).sigmoid()
-    assert sums["detection_loss"] == pytest.approx(-right.log()[outcome.judged].sum().item())
+    assert sums["detection_loss"] == pytest.approx(-right.log()[outcome.loss_mask].sum().item())
 
 
 def test_the_odds_before_anything_is_read():
@@ -113,7 +119,7 @@ def test_who_is_taught(make, batch, reached):
 
 @pytest.mark.parametrize("share", ["embeddings", "none", "gdes"])
 def test_the_towers_read_one_table(share, make, batch, ask):
-    objective = make("electric", generator={"share": share})
+    objective = make("electric", generator={"tie": share})
     towers = objective.generator
     assert towers.forwards.embeddings is towers.backwards.embeddings
     mine = objective.discriminator.encoder.embeddings

@@ -11,7 +11,7 @@ from electra.config import override
 from electra.errors import UserError
 from electra.models.encoder import Encoder
 from electra.objectives.batch import Batch
-from electra.objectives.corrupt import Masked, slots_for
+from electra.objectives.corrupt import Masked, max_masked
 from electra.objectives.kinds import KINDS
 from electra.objectives.settings import ObjectiveConfig
 from electra.recipes import recipe
@@ -21,32 +21,42 @@ from electra.recipes import recipe
     ("settings", "sentence"),
     [
         ("objective.kind=bert", "'objective.kind' is one of rtd, rtd-masked, mlm"),
-        ("objective.kind=two-stage", "cannot share weights: set generator.share=none"),
+        ("objective.kind=two-stage", "cannot share weights: set generator.tie=none"),
         (
-            "objective.kind=two-stage generator.share=none",
-            "same size: set generator.width=1 generator.depth=1, or objective.copy_start=false",
+            "objective.kind=two-stage generator.tie=none",
+            "same size: set generator.width=1 generator.depth=1, or "
+            "objective.init_from_generator=false",
         ),
         (
-            "objective.kind=two-stage generator.share=none generator.width=1 generator.depth=0.5",
+            "objective.kind=two-stage generator.tie=none generator.width=1 generator.depth=0.5",
             "same size",
         ),
-        ("objective.copy_start=false", "use it with objective.kind=two-stage"),
-        ("objective.mask_random=0.1", "objective.kind=mlm"),
-        ("objective.kind=mlm objective.mask_random=0.2", "the sum of these last two"),  # 0.85 + 0.2
+        ("objective.init_from_generator=false", "use it with objective.kind=two-stage"),
+        ("objective.random_token_prob=0.1", "objective.kind=mlm"),
+        (
+            "objective.kind=mlm objective.random_token_prob=0.2",
+            "the sum of these last two",
+        ),  # 0.85 + 0.2
         ("objective.mask_rate_end=1.5", "mask_rate_end is a share"),
         ("objective.mask_rate_end=1", "mask_rate_end is a share"),
         ("objective.kind=electric generator.kind=unigram", "unigram one has nothing to learn"),
         ("objective.kind=adversarial generator.kind=uniform", "uniform one has nothing to learn"),
-        ("objective.kind=electric generator.share=all", "two towers"),
-        ("objective.kind=adversarial generator.share=all generator.width=1", "one body cannot"),
-        ("objective.kind=electric objective.exclude_true=true", "the true token included"),
-        ("objective.kind=electric objective.draw=repeated", "one sample for each position"),
-        ("objective.kind=adversarial objective.draw=repeated", "one sample for each position"),
-        ("generator.kind=unigram generator.share=gdes", "has no weights"),
-        ("generator.kind=uniform generator.share=all generator.width=1", "has no weights"),
-        ("objective.kind=replace-mlm generator.share=gdes", "takes apart"),
-        ("objective.kind=all-tokens-mlm generator.share=gdes", "takes apart"),
-        ("generator.share=all", "need the same size"),
+        ("objective.kind=electric generator.tie=all", "two towers"),
+        ("objective.kind=adversarial generator.tie=all generator.width=1", "one body cannot"),
+        ("objective.kind=electric objective.disallow_correct=true", "the true token included"),
+        (
+            "objective.kind=electric objective.mask_sampling=repeated",
+            "one sample for each position",
+        ),
+        (
+            "objective.kind=adversarial objective.mask_sampling=repeated",
+            "one sample for each position",
+        ),
+        ("generator.kind=unigram generator.tie=gdes", "has no weights"),
+        ("generator.kind=uniform generator.tie=all generator.width=1", "has no weights"),
+        ("objective.kind=replace-mlm generator.tie=gdes", "takes apart"),
+        ("objective.kind=all-tokens-mlm generator.tie=gdes", "takes apart"),
+        ("generator.tie=all", "need the same size"),
         ("generator.width=0", "fractions above 0, at most 1"),
         ("objective.temperature=0", "objective.temperature is a number from 1e-6 on"),
         ("objective.temperature=1e-45", "objective.temperature is a number from 1e-6 on"),
@@ -63,13 +73,13 @@ def test_what_does_not_go_together_is_refused_with_the_reason(settings, sentence
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_is_a_setting_of_the_recipes(kind):
-    more = ["generator.share=none", "generator.width=1"] if kind == "two-stage" else []
+    more = ["generator.tie=none", "generator.width=1"] if kind == "two-stage" else []
     assert override(recipe("toy"), [f"objective.kind={kind}", *more]).objective.kind == kind
 
 
 def test_all_weights_tied_with_different_sizes_is_refused(make):
     with pytest.raises(UserError, match="need the same size"):
-        make("replace-mlm", generator={"share": "all"})
+        make("replace-mlm", generator={"tie": "all"})
 
 
 @given(
@@ -89,15 +99,15 @@ def test_the_mask_rate_is_a_function_of_progress(first, last, progress):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changing_rate_masks_so_many_in_slots_that_stay(kind, make, batch):
     objective = make(kind, mask_rate=0.5, mask_rate_end=0.1).train()
-    reals = batch.real.sum(1)
+    reals = batch.attention_mask.sum(1)
     for progress, rate in ((0.0, 0.5), (0.5, 0.3), (1.0, 0.1)):
-        assert objective.reach(progress) == (kind == "two-stage" and progress == 0.5)
+        assert objective.update_progress(progress) == (kind == "two-stage" and progress == 0.5)
         masked = objective.mask(batch)
-        assert masked.positions.shape[1] == slots_for(40, 0.5, "round")
+        assert masked.positions.shape[1] == max_masked(40, 0.5, "round")
         wanted = (reals * rate).round()
-        assert (masked.drawn.sum(1) - wanted).abs().max() <= 1  # a half may fall either way
+        assert (masked.is_masked.sum(1) - wanted).abs().max() <= 1  # a half may fall either way
     objective.eval()  # held-out figures are taken at one rate, wherever the run is
-    assert (objective.mask(batch).drawn.sum(1) - (reals * 0.5).round()).abs().max() <= 1
+    assert (objective.mask(batch).is_masked.sum(1) - (reals * 0.5).round()).abs().max() <= 1
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.5])
@@ -106,8 +116,8 @@ def test_every_kind_at_every_rate(kind, rate, make, batch, ask):
     objective = make(kind, mask_rate=rate)
     masked, outcome, sums = ask(objective, batch)
     assert outcome.loss.isfinite()
-    assert sums["masked"] == masked.drawn.sum()
-    figures = objective.summarise(sums)
+    assert sums["masked"] == masked.is_masked.sum()
+    figures = objective.compute_metrics(sums)
     assert all(value == value for value in figures.values())
     assert objective.networks()
 
@@ -116,7 +126,7 @@ def test_every_kind_at_every_rate(kind, rate, make, batch, ask):
 def test_torch_compile_reads_every_kind(kind, make, batch):
     """The oldest torch that we know does not read all that Python has; no C++ compiler is asked."""
     objective = make(kind).train()
-    for _ in objective.stages():
+    for _ in objective.each_stage():
         torch._dynamo.reset()
         compiled = torch.compile(objective, backend="eager", dynamic=False)
         torch.manual_seed(3)
@@ -137,7 +147,7 @@ def test_torch_compile_reads_every_kind(kind, make, batch):
 def test_accumulated_gradients_are_those_of_the_batch(kind, stage, make, batch):
     """Rows of different lengths: averaging the micro-batches' means would be another loss."""
     objective = make(kind, temperature=1e-6)  # the best guess each time, so that samples agree
-    objective.reach(0.0 if stage == 1 else 0.6)
+    objective.update_progress(0.0 if stage == 1 else 0.6)
     torch.manual_seed(3)
     masked = objective.mask(batch)
     totals = objective.totals(batch, masked)
@@ -156,9 +166,9 @@ def test_accumulated_gradients_are_those_of_the_batch(kind, stage, make, batch):
 def test_padding_changes_nothing(kind, make, batch, ask):
     objective = make(kind, temperature=1e-6)
     if kind == "two-stage":
-        objective.reach(0.5)
+        objective.update_progress(0.5)
     before = ask(objective, batch)[1]
-    other = batch._replace(ids=torch.where(batch.real, batch.ids, 7))
+    other = batch._replace(ids=torch.where(batch.attention_mask, batch.ids, 7))
     after = ask(objective, other)[1]
     assert after.loss.item() == pytest.approx(before.loss.item(), rel=1e-5)
     torch.testing.assert_close(after.sums, before.sums, rtol=1e-4, atol=1e-3)
@@ -173,8 +183,8 @@ def test_padding_changes_nothing(kind, make, batch, ask):
 )
 def test_every_encoder_begins_as_the_setting_says(kind, generator, make, monkeypatch):
     started = []
-    monkeypatch.setattr("electra.models.electra.look_at_neighbours_", started.append)
-    objective = make(kind, model={"start": "neighbours"}, generator={"kind": generator})
+    monkeypatch.setattr("electra.models.electra.init_local_attention_", started.append)
+    objective = make(kind, model={"init": "local"}, generator={"kind": generator})
     assert set(started) == {m for m in objective.modules() if isinstance(m, Encoder)}
     started.clear()
     make(kind, generator={"kind": generator})
@@ -184,31 +194,31 @@ def test_every_encoder_begins_as_the_setting_says(kind, generator, make, monkeyp
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "electric"])
 def test_every_network_goes_by_the_documents(kind, stage, make, batch, ask):
-    objective, seen = make(kind), []
-    objective.reach(0.0 if stage == 1 else 0.6)
+    objective, doc_ids = make(kind), []
+    objective.update_progress(0.0 if stage == 1 else 0.6)
     for module in objective.modules():
         if isinstance(module, Encoder):
-            module.register_forward_pre_hook(lambda _, given: seen.append(given[2]))
-    documents = torch.where(batch.real, batch.segments, 1 << 20)
-    ask(objective, batch._replace(seen=documents))
-    assert seen
-    assert all(given is documents for given in seen)
+            module.register_forward_pre_hook(lambda _, given: doc_ids.append(given[2]))
+    documents = torch.where(batch.attention_mask, batch.segments, 1 << 20)
+    ask(objective, batch._replace(doc_ids=documents))
+    assert doc_ids
+    assert all(given is documents for given in doc_ids)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_without_words_does_no_harm(kind, make, batch, ask):
     objective = make(kind)
-    _, outcome, sums = ask(objective, batch._replace(ids=torch.where(batch.real, 3, 0)))
+    _, outcome, sums = ask(objective, batch._replace(ids=torch.where(batch.attention_mask, 3, 0)))
     outcome.loss.backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in objective.parameters())
-    assert all(math.isfinite(value) for value in objective.summarise(sums).values())
+    assert all(math.isfinite(value) for value in objective.compute_metrics(sums).values())
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mlm"])
 def test_a_sample_is_the_true_token_or_a_replacement(kind, make, batch, ask):
     """Also in rows that do not use all their slots."""
     objective = make(kind)
-    objective.reach(0.6)
+    objective.update_progress(0.6)
     with torch.no_grad():
         objective.generator.bias[9] += 4  # often this token, which is mostly the true one
     _, _, sums = ask(objective, batch._replace(ids=torch.where(batch.ids > 4, 9, batch.ids)))

@@ -9,8 +9,8 @@ from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
 from electra.objectives.batch import Batch, unpack
 from electra.objectives.corrupt import Masked
-from electra.objectives.objective import Ids
-from electra.objectives.rtd import SUMS, ReplacedTokenDetection, summarise
+from electra.objectives.objective import VocabInfo
+from electra.objectives.rtd import METRIC_SUMS, ReplacedTokenDetection, compute_metrics
 from electra.objectives.settings import ObjectiveConfig
 
 VOCAB = 60
@@ -23,9 +23,9 @@ def build(share="embeddings", absent=(), **settings) -> ReplacedTokenDetection:
         layers=2, hidden=32, embedding=16, vocab_size=VOCAB, dropout=0.0, attention_dropout=0.0
     )
     width = 1.0 if share == "all" else 0.5
-    generator, discriminator = build_pair(model, GeneratorConfig(width=width, share=share), absent)
+    generator, discriminator = build_pair(model, GeneratorConfig(width=width, tie=share), absent)
     return ReplacedTokenDetection(
-        ObjectiveConfig(**settings), generator, discriminator, Ids(4, SPECIAL)
+        ObjectiveConfig(**settings), generator, discriminator, VocabInfo(4, SPECIAL)
     )
 
 
@@ -45,17 +45,17 @@ def text(batch=6, length=40) -> Batch:
 def test_rows_are_taken_apart():
     batch = unpack(torch.tensor([[2, 9, 3, 8, 3, 0, 0, 3, 5], [2, 9, 3, 0, 0, 0, 0, 3, 3]]))
     assert batch.segments.tolist() == [[0, 0, 0, 1, 1, 0, 0], [0] * 7]  # padding is segment 0
-    assert batch.real.sum(1).tolist() == [5, 3]
+    assert batch.attention_mask.sum(1).tolist() == [5, 3]
 
 
 def test_documents_of_a_row_are_numbered():
     rows = torch.tensor([[2, 9, 3, 2, 8, 3, 0, 6, 6], [2, 9, 8, 3, 0, 0, 0, 4, 4]])
-    assert unpack(rows).seen.dtype == torch.bool
-    seen = unpack(rows, start=2).seen
-    assert seen[0, :6].tolist() == [1, 1, 1, 2, 2, 2]
-    assert seen[1, :4].tolist() == [1, 1, 1, 1]
-    assert (seen.diff(dim=1) >= 0).all()  # the kernels want them to ascend
-    assert (seen[1, 4:] > 2).all()
+    assert unpack(rows).doc_ids.dtype == torch.bool
+    doc_ids = unpack(rows, start=2).doc_ids
+    assert doc_ids[0, :6].tolist() == [1, 1, 1, 2, 2, 2]
+    assert doc_ids[1, :4].tolist() == [1, 1, 1, 1]
+    assert (doc_ids.diff(dim=1) >= 0).all()  # the kernels want them to ascend
+    assert (doc_ids[1, 4:] > 2).all()
 
 
 def test_loss_against_a_slow_reference():
@@ -64,40 +64,42 @@ def test_loss_against_a_slow_reference():
     batch = text()
     masked = objective.mask(batch)
     outcome = objective(batch, masked, objective.totals(batch, masked))
-    logits = objective.generator(masked.inputs, batch.segments, batch.real, masked.positions)
-    scores = objective.discriminator(outcome.corrupted, batch.segments, batch.real)
+    logits = objective.generator(
+        masked.inputs, batch.segments, batch.attention_mask, masked.positions
+    )
+    scores = objective.discriminator(outcome.corrupted, batch.segments, batch.attention_mask)
     mlm, detection, replaced = [], [], 0
     for row in range(len(batch.ids)):
-        drawn = set()
+        is_masked = set()
         for slot in range(masked.positions.shape[1]):
-            if masked.drawn[row, slot]:
+            if masked.is_masked[row, slot]:
                 place = int(masked.positions[row, slot])
-                drawn.add(place)
+                is_masked.add(place)
                 chances = logits[row, slot].detach().double().softmax(0)
                 mlm.append(-math.log(chances[batch.ids[row, place]]))
         for place in range(batch.ids.shape[1]):
             fake = outcome.corrupted[row, place] != batch.ids[row, place]
-            assert not fake or place in drawn
-            if batch.real[row, place]:  # [CLS] and [SEP] count, padding does not
+            assert not fake or place in is_masked
+            if batch.attention_mask[row, place]:  # [CLS] and [SEP] count, padding does not
                 p = 1 / (1 + math.exp(-scores[row, place].item()))
                 detection.append(-math.log(p if fake else 1 - p))
                 replaced += int(fake)
     expected = sum(mlm) / len(mlm) + 50 * sum(detection) / len(detection)
     assert outcome.loss.item() == pytest.approx(expected, rel=1e-5)
-    sums = dict(zip(SUMS, outcome.sums.tolist(), strict=True))
+    sums = dict(zip(METRIC_SUMS, outcome.sums.tolist(), strict=True))
     assert (sums["masked"], sums["tokens"]) == (len(mlm), len(detection))
     assert sums["replaced"] == replaced
-    assert summarise(sums, objective.config)["loss"] == pytest.approx(expected, rel=1e-5)
+    assert compute_metrics(sums, objective.config)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_every_drawn_position_is_resampled_also_those_shown_unmasked():
-    objective = build(mask_shown=0.0, exclude_true=True)
+    objective = build(mask_token_prob=0.0, disallow_correct=True)
     batch = text()
     masked = objective.mask(batch)
     assert torch.equal(masked.inputs, batch.ids)
     outcome = objective(batch, masked, objective.totals(batch, masked))
-    assert outcome.replaced.sum() == masked.drawn.sum()
-    assert outcome.replaced.gather(1, masked.positions)[masked.drawn].all()
+    assert outcome.replaced.sum() == masked.is_masked.sum()
+    assert outcome.replaced.gather(1, masked.positions)[masked.is_masked].all()
 
 
 def test_a_correct_guess_counts_as_original():
@@ -105,9 +107,9 @@ def test_a_correct_guess_counts_as_original():
     batch = text()
     masked = objective.mask(batch)
     with torch.no_grad():
-        objective.generator.bias[int(masked.originals[0, 0])] = 1e4  # always this token
+        objective.generator.bias[int(masked.labels[0, 0])] = 1e4  # always this token
     outcome = objective(batch, masked, objective.totals(batch, masked))
-    sums = dict(zip(SUMS, outcome.sums.tolist(), strict=True))
+    sums = dict(zip(METRIC_SUMS, outcome.sums.tolist(), strict=True))
     assert sums["sampled_true"] >= 1
     assert sums["replaced"] == sums["masked"] - sums["sampled_true"]
 
@@ -117,13 +119,13 @@ def test_ids_that_do_not_exist_are_never_sampled():
     objective = build(absent=absent, temperature=50.0)
     batch = text()
     batch = batch._replace(ids=torch.where((batch.ids >= 20) & (batch.ids < 50), 5, batch.ids))
-    seen = set()
+    doc_ids = set()
     for _ in range(30):
         masked = objective.mask(batch)
         outcome = objective(batch, masked, objective.totals(batch, masked))
-        seen |= set(outcome.corrupted.unique().tolist())
-    assert not seen & {*absent, *range(VOCAB, 64)}
-    assert len(seen) > 20
+        doc_ids |= set(outcome.corrupted.unique().tolist())
+    assert not doc_ids & {*absent, *range(VOCAB, 64)}
+    assert len(doc_ids) > 20
 
 
 def test_the_generator_is_sampled_not_asked_for_its_best_guess():
@@ -134,16 +136,18 @@ def test_the_generator_is_sampled_not_asked_for_its_best_guess():
     place = masked.positions[0, 0]
     with torch.no_grad():
         objective.generator.bias[:VOCAB] = torch.linspace(-2, 2, VOCAB)
-        logits = objective.generator(masked.inputs, batch.segments, batch.real, masked.positions)
-        drawn = torch.cat(
+        logits = objective.generator(
+            masked.inputs, batch.segments, batch.attention_mask, masked.positions
+        )
+        is_masked = torch.cat(
             [
                 objective(batch, masked, objective.totals(batch, masked)).corrupted[:, place]
                 for _ in range(10)
             ]
         )
     chances = logits[0, 0].softmax(-1)
-    found = torch.bincount(drawn, minlength=len(chances)) / len(drawn)
-    sigma = (chances * (1 - chances) / len(drawn)).sqrt()
+    found = torch.bincount(is_masked, minlength=len(chances)) / len(is_masked)
+    sigma = (chances * (1 - chances) / len(is_masked)).sqrt()
     assert ((found - chances).abs() <= 5 * sigma + 1e-9).all()
 
 

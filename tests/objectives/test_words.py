@@ -17,8 +17,8 @@ TABLES = {
 def losses_at(logits, masked) -> list[float]:
     """-log p of each drawn position's token, one by one."""
     return [
-        -math.log(logits[row, slot].detach().double().softmax(0)[masked.originals[row, slot]])
-        for row, slot in masked.drawn.nonzero().tolist()
+        -math.log(logits[row, slot].detach().double().softmax(0)[masked.labels[row, slot]])
+        for row, slot in masked.is_masked.nonzero().tolist()
     ]
 
 
@@ -30,12 +30,12 @@ def mean(values) -> float:
 def test_mlm_against_a_slow_reference(make, batch, ask):
     objective = make("mlm")
     masked, outcome, sums = ask(objective, batch)
-    logits = objective.mlm(masked.inputs, batch.segments, batch.real, masked.positions)
+    logits = objective.mlm(masked.inputs, batch.segments, batch.attention_mask, masked.positions)
     expected = mean(losses_at(logits, masked))
     assert outcome.loss.item() == pytest.approx(expected, rel=1e-5)
-    figures = objective.summarise(sums)
+    figures = objective.compute_metrics(sums)
     assert figures["loss"] == figures["model_loss"] == pytest.approx(expected, rel=1e-5)
-    right = (logits.argmax(-1) == masked.originals)[masked.drawn].float().mean().item()
+    right = (logits.argmax(-1) == masked.labels)[masked.is_masked].float().mean().item()
     assert figures["model_accuracy"] == pytest.approx(right)
 
 
@@ -48,20 +48,20 @@ def test_mlm_is_one_big_network_and_all_of_it_learns(make, batch, reached):
 
 def test_80_10_10(make, batch):
     """Some 70,000 drawn positions: sigma 0.0015 and less."""
-    objective = make("mlm", mask_shown=0.8, mask_random=0.1, absent=(20, 21))
+    objective = make("mlm", mask_token_prob=0.8, random_token_prob=0.1, absent=(20, 21))
     big = type(batch)(*(t.repeat(3000, 1) for t in batch))
     big = big._replace(ids=torch.where((big.ids == 20) | (big.ids == 21), 5, big.ids))
     masked = objective.mask(big)
-    shown = masked.inputs.gather(1, masked.positions)[masked.drawn]
-    true = masked.originals[masked.drawn]
+    shown = masked.inputs.gather(1, masked.positions)[masked.is_masked]
+    true = masked.labels[masked.is_masked]
     assert (shown == MASK).float().mean().item() == pytest.approx(0.8, abs=0.008)
     other = shown[(shown != MASK) & (shown != true)]
     # a random word is the true one now and then: 54 words, about equally frequent
     assert len(other) / len(shown) == pytest.approx(0.1 * 53 / 54, abs=0.006)
     assert not set(other.tolist()) & {0, 2, 3, 4, 20, 21, *range(60, 64)}
     assert len(other.unique()) == 54
-    untouched = torch.ones_like(big.real)
-    untouched.scatter_(1, masked.positions, ~masked.drawn)
+    untouched = torch.ones_like(big.attention_mask)
+    untouched.scatter_(1, masked.positions, ~masked.is_masked)
     assert torch.equal(masked.inputs[untouched], big.ids[untouched])
 
 
@@ -74,21 +74,23 @@ def test_masks_are_dynamic(make, batch):
 def test_replace_mlm_against_a_slow_reference(make, batch, ask):
     objective = make("replace-mlm", generator_weight=0.7, model_weight=3.0)
     masked, outcome, sums = ask(objective, batch)
-    inputs = (batch.segments, batch.real, masked.positions)
+    inputs = (batch.segments, batch.attention_mask, masked.positions)
     theirs = losses_at(objective.generator(masked.inputs, *inputs), masked)
     assert not (outcome.corrupted == MASK).any() or 4 in batch.ids
     mine = losses_at(objective.mlm(outcome.corrupted, *inputs), masked)
     expected = 0.7 * mean(theirs) + 3.0 * mean(mine)
     assert outcome.loss.item() == pytest.approx(expected, rel=1e-5)
-    figures = objective.summarise(sums)
+    figures = objective.compute_metrics(sums)
     assert figures["loss"] == pytest.approx(expected, rel=1e-5)
     assert figures["model_loss"] == pytest.approx(mean(mine), rel=1e-5)
     changed = outcome.corrupted != batch.ids
-    assert figures["replaced_rate"] == pytest.approx((changed.sum() / batch.real.sum()).item())
-    drawn = torch.zeros_like(batch.real)
-    for row, slot in masked.drawn.nonzero().tolist():
-        drawn[row, masked.positions[row, slot]] = True
-    assert not (changed & ~drawn).any()
+    assert figures["replaced_rate"] == pytest.approx(
+        (changed.sum() / batch.attention_mask.sum()).item()
+    )
+    is_masked = torch.zeros_like(batch.attention_mask)
+    for row, slot in masked.is_masked.nonzero().tolist():
+        is_masked[row, masked.positions[row, slot]] = True
+    assert not (changed & ~is_masked).any()
 
 
 @pytest.mark.parametrize("kind", ["replace-mlm", "all-tokens-mlm"])
@@ -107,16 +109,16 @@ def test_all_tokens_against_a_slow_reference(make, batch, ask):
     """D x [the word that is there] + (1 - D) x softmax, at every real position."""
     objective = make("all-tokens-mlm", model_weight=2.0, gate_weight=0.3)
     masked, outcome, sums = ask(objective, batch)
-    inputs = (masked.inputs, batch.segments, batch.real, masked.positions)
+    inputs = (masked.inputs, batch.segments, batch.attention_mask, masked.positions)
     theirs = losses_at(objective.generator(*inputs), masked)
-    hidden = objective.mlm.encoder(outcome.corrupted, batch.segments, batch.real)
+    hidden = objective.mlm.encoder(outcome.corrupted, batch.segments, batch.attention_mask)
     logits = objective.mlm.predict(hidden).detach().double()
     gates = objective.gate(hidden).squeeze(-1).detach().double().sigmoid()
     words, gate, right, flagged, caught = [], [], [], 0, 0
-    drawn = {
-        (row, int(masked.positions[row, slot])) for row, slot in masked.drawn.nonzero().tolist()
+    is_masked = {
+        (row, int(masked.positions[row, slot])) for row, slot in masked.is_masked.nonzero().tolist()
     }
-    for row, place in batch.real.nonzero().tolist():
+    for row, place in batch.attention_mask.nonzero().tolist():
         true, here = int(batch.ids[row, place]), int(outcome.corrupted[row, place])
         d = gates[row, place]
         mixed = (1 - d) * logits[row, place].softmax(0)
@@ -126,11 +128,11 @@ def test_all_tokens_against_a_slow_reference(make, batch, ask):
         gate.append(-math.log(d if here == true else 1 - d))
         flagged += int(d < 0.5)
         caught += int(d < 0.5 and here != true)
-        if (row, place) in drawn:
+        if (row, place) in is_masked:
             right.append(int(mixed.argmax()) == true)
     kept = 2.0 * mean(words) + 0.3 * mean(gate)
     assert outcome.loss.item() == pytest.approx(mean(theirs) + kept, rel=1e-5)
-    figures = objective.summarise(sums)
+    figures = objective.compute_metrics(sums)
     assert figures["loss"] == pytest.approx(outcome.loss.item(), rel=1e-5)
     assert figures["model_loss"] == pytest.approx(mean(words), rel=1e-5)
     assert figures["gate_loss"] == pytest.approx(mean(gate), rel=1e-5)

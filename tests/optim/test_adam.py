@@ -6,7 +6,7 @@ import torch
 
 from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
-from electra.objectives.objective import Ids
+from electra.objectives.objective import VocabInfo
 from electra.objectives.rtd import ReplacedTokenDetection
 from electra.objectives.settings import ObjectiveConfig
 from electra.optim import adam
@@ -140,8 +140,8 @@ def test_a_rate_of_0_leaves_the_weights_and_no_gradient_leaves_everything():
 def test_each_parameter_is_in_exactly_one_group(share):
     model = EncoderConfig(layers=2, hidden=32, embedding=16, vocab_size=50)
     width = 1.0 if share == "all" else 0.5
-    networks = build_pair(model, GeneratorConfig(width=width, share=share))
-    objective = ReplacedTokenDetection(ObjectiveConfig(), *networks, Ids(4, (0, 4)))
+    networks = build_pair(model, GeneratorConfig(width=width, tie=share))
+    objective = ReplacedTokenDetection(ObjectiveConfig(), *networks, VocabInfo(4, (0, 4)))
     groups = parameter_groups(objective, 0.01)
     grouped = [id(p) for g in groups for p in g["params"]]
     assert len(grouped) == len(set(grouped))

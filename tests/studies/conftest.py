@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SMALL = (
-    *("data.length=32", "data.batch=8", "train.device=cpu", "train.validate_rows=16"),
+    *("data.seq_length=32", "data.batch_size=8", "train.device=cpu", "train.validate_rows=16"),
     *("model.layers=1", "model.hidden=32", "model.embedding=16"),
 )
 TUNING = ("--tuning", "lr=3e-3", "--tuning", "batch=16", "--tuning", "epochs=1")

@@ -9,9 +9,9 @@ from electra.errors import UserError
 from electra.models.electra import generator_sizes
 from electra.models.flops import row_flops, works_of
 from electra.models.paper_flops import ELECTRA_SMALL
-from electra.objectives.corrupt import slots_for
+from electra.objectives.corrupt import max_masked
 from electra.objectives.kinds import build
-from electra.objectives.objective import Ids
+from electra.objectives.objective import VocabInfo
 from electra.recipes import recipe
 from electra.studies.named import STUDIES, find_study
 from electra.studies.run import folder_name
@@ -63,7 +63,7 @@ def test_the_networks_of_each_arm_can_be_built(name):
     _, found = configs(name, "tiny")
     for _, config in found.values():
         model = replace(config.model, vocab_size=64)
-        ids = Ids(mask=4, special=(0, 2, 3, 4))
+        ids = VocabInfo(mask=4, special=(0, 2, 3, 4))
         assert build(config.objective, model, config.generator, ids).networks()
 
 
@@ -71,12 +71,12 @@ def test_the_networks_of_each_arm_can_be_built(name):
 def test_all_arms_cost_the_same(name, scale):
     study, found = configs(name, scale)
     for arm, config in found.values():
-        length = config.data.length
-        slots = slots_for(length, config.objective.mask_rate, config.objective.count)
+        length = config.data.seq_length
+        slots = max_masked(length, config.objective.mask_rate, config.objective.mask_count_rounding)
         kind = config.objective.kind
         row = row_flops(works_of(kind, config.model, config.generator, length, slots), length)
         assert row_costs(config)[0] == row
-        step = row * config.data.batch
+        step = row * config.data.batch_size
         steps = parse_budget(config.train.budget).steps(tokens_per_step=1, flops_per_step=step)
         wanted = study.budget * arm.share
         assert wanted * (1 - 1e-5) <= steps * step < wanted + step
@@ -118,14 +118,14 @@ def test_what_the_arms_are(scale):
     kinds = [config.objective.kind for _, config in found.values()]
     assert kinds == ["rtd", "all-tokens-mlm", "replace-mlm", "rtd-masked", "mlm"]
     bert = found["BERT"][1].objective
-    assert (bert.mask_rate, bert.mask_shown, bert.mask_random) == (0.15, 0.8, 0.1)
+    assert (bert.mask_rate, bert.mask_token_prob, bert.random_token_prob) == (0.15, 0.8, 0.1)
     _, found = configs("tying", scale)
     assert {config.generator.width for _, config in found.values()} == {1}
-    assert [config.generator.share for _, config in found.values()] == ["none", "embeddings", "all"]
+    assert [config.generator.tie for _, config in found.values()] == ["none", "embeddings", "all"]
     _, found = configs("training-algorithms", scale)
     kinds = [config.objective.kind for _, config in found.values()]
     assert kinds == ["rtd", "two-stage", "adversarial", "mlm"]
-    assert found["two-stage"][1].objective.copy_start
+    assert found["two-stage"][1].objective.init_from_generator
     _, found = configs("generator-size", scale)
     assert found["unigram"][1].generator.kind == "unigram"
     widths = [c.generator.width for arm, c in found.values() if arm.name != "unigram"]
@@ -158,12 +158,12 @@ def test_the_scale_paper_has_the_length_of_the_paper():
         config = found[arm][1]
         row = row_costs(config)[0]
         budget = parse_budget(config.train.budget)
-        return budget.amount / (row * config.data.batch), row_costs(config)[1], config
+        return budget.amount / (row * config.data.batch_size), row_costs(config)[1], config
 
     found, row, config = steps("efficiency", "ELECTRA 100 %")
     assert found == pytest.approx(1_000_000, rel=1e-3)
-    assert (config.model.hidden, config.data.length) == (256, 128)
-    assert found * config.data.batch * row == pytest.approx(ELECTRA_SMALL.train, rel=0.09)
+    assert (config.model.hidden, config.data.seq_length) == (256, 128)
+    assert found * config.data.batch_size * row == pytest.approx(ELECTRA_SMALL.train, rel=0.09)
     # The paper has 1.45 M here: its rules charge ELECTRA for the lookups of two networks.
     assert steps("efficiency", "BERT 100 %")[0] == pytest.approx(1.08e6, rel=0.01)
     assert steps("objectives", "ELECTRA")[0] == pytest.approx(766_000, rel=1e-3)
@@ -190,7 +190,7 @@ def test_settings_for_all_arms():
     ("change", "said"),
     [
         ("objective.kind=mlm", "its arms differ in it"),
-        ("objective.mask_shown=1", "its arms differ in it"),
+        ("objective.mask_token_prob=1", "its arms differ in it"),
         ("train.budget=5steps", "--budget"),
         ("train.seed=3", "--seeds"),
         ("data.folder=x", "--data"),

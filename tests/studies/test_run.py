@@ -98,7 +98,7 @@ def check_whole_study(out, shown):
         assert [result["flops"], result["paper_flops"]] == costs
         assert costs[0] != costs[1]
         assert result["tokens"] == result["steps"] * 8 * 32
-        assert result["settings"]["generator.share"] == result["arm"]
+        assert result["settings"]["generator.tie"] == result["arm"]
         assert result["settings"]["model.hidden"] == 32
         assert result["held_out"]["loss"] > 0
         scores = result["scores"]
@@ -313,7 +313,7 @@ def test_other_data_is_refused(electra, refused, command, corpus, tokenizer_fold
     [
         (("optim.lr=-1x",), "optim.lr"),
         (("optim.rate=1",), "did you mean"),
-        (("generator.share=none",), "tying sets generator.share itself"),
+        (("generator.tie=none",), "tying sets generator.tie itself"),
         (("--scale", "huge"), "There is no scale 'huge': there are: paper, small, tiny."),
         (("--budget", "20steps"), "equal FLOPs"),
         (("--seeds", "none"), "--seeds"),
@@ -326,7 +326,7 @@ def test_other_data_is_refused(electra, refused, command, corpus, tokenizer_fold
         (("--glue", "nowhere"), "nowhere"),
         (("--tuning", "rate=1"), "rate"),
         (("--data", "nowhere"), "nowhere"),
-        (("data.length=64",), "32"),
+        (("data.seq_length=64",), "32"),
         (("model.hidden=30", "model.heads=4"), "The arm 'none' of tying is refused: "),
     ],
 )

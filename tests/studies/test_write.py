@@ -182,7 +182,9 @@ def test_every_pair_counts_the_same(tmp_path, console, monkeypatch):
     found = [
         probe.Probed(phenomenon=n, accuracy=a, pairs=c) for n, a, c in (("a", 1, 8), ("b", 0, 2))
     ]
-    monkeypatch.setattr("electra.studies.score.locate", lambda *_: tmp_path / "discriminator")
+    monkeypatch.setattr(
+        "electra.studies.score.resolve_model", lambda *_: tmp_path / "discriminator"
+    )
     monkeypatch.setattr("electra.studies.score.probe", lambda *_, **__: found)
     assert Probed(PAIRS).ask(tmp_path, console)["score"] == pytest.approx(0.8)
 

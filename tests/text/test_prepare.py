@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from electra import files
 from electra.errors import UserError
-from electra.text import encode, files, read
+from electra.text import encode, read
 from electra.text import prepare as module
 from electra.text.prepare import prepare
 from electra.text.shards import Shards

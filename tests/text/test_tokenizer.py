@@ -10,7 +10,6 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from electra.errors import UserError
-from electra.text.learn import SPECIAL
 from electra.text.tokenizer import (
     fingerprint,
     load_tokenizer,
@@ -19,6 +18,7 @@ from electra.text.tokenizer import (
     train_tokenizer,
     vocabulary,
 )
+from electra.text.train_vocab import SPECIAL
 
 SIZES = {"wordpiece": 300, "bpe": 400, "unigram": 200}
 

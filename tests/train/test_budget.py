@@ -8,14 +8,14 @@ import pytest
 
 from electra.errors import UserError
 from electra.models.flops import row_flops, works_of
-from electra.objectives.corrupt import slots_for
+from electra.objectives.corrupt import max_masked
 from electra.optim.schedule import learning_rate
 from electra.text.tokenizer import load_vocabulary
 from electra.train import checkpoint
 from electra.train.budget import Budget, parse_budget
 from electra.train.data import open_data
+from electra.train.metrics_log import read_metrics
 from electra.train.pretrain import PretrainConfig, resume, start
-from electra.train.record import read_metrics
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_the_clock_does_not_say_how_many_steps():
 def with_steps(config: PretrainConfig, steps: float) -> PretrainConfig:
     """A budget of that many steps in FLOPs, by the count of the configuration alone."""
     model = replace(config.model, vocab_size=tiny_vocabulary(config))
-    length = config.data.length
-    slots = slots_for(length, config.objective.mask_rate, "round")
+    length = config.data.seq_length
+    slots = max_masked(length, config.objective.mask_rate, "round")
     works = works_of(config.objective.kind, model, config.generator, length, slots)
     row = row_flops(works, length)
-    flops = steps * config.data.batch * row
+    flops = steps * config.data.batch_size * row
     loop = replace(config.train, budget=f"{flops:.6e}flops", checkpoint_every=4, report_every=1)
     return replace(config, train=loop)
 
@@ -103,7 +103,7 @@ def eleven(tiny):
 
 
 def tiny_vocabulary(config: PretrainConfig) -> int:
-    return load_vocabulary(open_data(config.data, config.model.positions).tokenizer).size
+    return load_vocabulary(open_data(config.data, config.model.max_positions).tokenizer).size
 
 
 def rates(folder: Path) -> list[float]:

@@ -46,7 +46,7 @@ def test_a_failure_in_the_middle_leaves_what_was_there(
     number, tiny, with_train, tmp_path, console, monkeypatch
 ):
     """The second checkpoint fails after its tensors are written; the first stays as it was."""
-    out, real, calls = tmp_path / "run", checkpoint.export, []
+    out, original, calls = tmp_path / "run", checkpoint.export, []
     before: dict[str, bytes] = {}
 
     def export(*arguments):
@@ -54,7 +54,7 @@ def test_a_failure_in_the_middle_leaves_what_was_there(
         if len(calls) > 2:  # two folders to a checkpoint
             before.update(content(out / "checkpoints" / "step-00000010"))
             raise OSError(number, os.strerror(number))
-        real(*arguments)
+        original(*arguments)
 
     monkeypatch.setattr(checkpoint, "export", export)
     kind = OSError if number == errno.EIO else UserError
@@ -140,8 +140,8 @@ def test_the_best_is_the_one_with_the_lowest_held_out_loss(
     from electra.train import loop
 
     losses = iter([5.0, 2.0, 3.0, 4.0])
-    real = loop.validate
-    monkeypatch.setattr(loop, "validate", lambda *a: real(*a) | {"loss": next(losses)})
+    original = loop.validate
+    monkeypatch.setattr(loop, "validate", lambda *a: original(*a) | {"loss": next(losses)})
     config = with_train(tiny, budget="8steps", checkpoint_every=2, keep_last=1, validate_every=99)
     start(config, tmp_path / "run", console)
     assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == [
@@ -175,10 +175,10 @@ def test_transformers_loads_both_folders_with_equal_logits(finished, data_folder
 
     objective = restored(finished)
     rows = Shards.open(data_folder).gather("held_out", torch.arange(12).numpy())
-    ids, segments, real, _ = unpack(torch.from_numpy(rows))
-    assert not real.all()  # padding and
+    ids, segments, original, _ = unpack(torch.from_numpy(rows))
+    assert not original.all()  # padding and
     assert segments.any()  # second segments are part of it
-    given = {"input_ids": ids, "token_type_ids": segments, "attention_mask": real.long()}
+    given = {"input_ids": ids, "token_type_ids": segments, "attention_mask": original.long()}
     last = checkpoint.checkpoints(finished)[-1]
 
     theirs, found = ElectraForPreTraining.from_pretrained(
@@ -186,21 +186,23 @@ def test_transformers_loads_both_folders_with_equal_logits(finished, data_folder
     )
     assert not found["missing_keys"]
     assert not found["unexpected_keys"]
-    ours = objective.discriminator(ids, segments, real)
-    torch.testing.assert_close(ours[real], theirs.eval()(**given).logits[real], atol=1e-5, rtol=0)
+    ours = objective.discriminator(ids, segments, original)
+    torch.testing.assert_close(
+        ours[original], theirs.eval()(**given).logits[original], atol=1e-5, rtol=0
+    )
 
     body = AutoModel.from_pretrained(last / "discriminator").eval()
-    hidden = objective.discriminator.encoder(ids, segments, real)
+    hidden = objective.discriminator.encoder(ids, segments, original)
     expected = body(**given).last_hidden_state
-    torch.testing.assert_close(hidden[real], expected[real], atol=1e-5, rtol=0)
+    torch.testing.assert_close(hidden[original], expected[original], atol=1e-5, rtol=0)
 
     theirs, found = ElectraForMaskedLM.from_pretrained(last / "generator", output_loading_info=True)
     assert not found["missing_keys"]
     assert not found["unexpected_keys"]
     expected = theirs.eval()(**given).logits
     places = torch.arange(ids.shape[1]).expand_as(ids)
-    ours = objective.generator(ids, segments, real, places)[..., : expected.shape[-1]]
-    torch.testing.assert_close(ours[real], expected[real], atol=1e-5, rtol=0)
+    ours = objective.generator(ids, segments, original, places)[..., : expected.shape[-1]]
+    torch.testing.assert_close(ours[original], expected[original], atol=1e-5, rtol=0)
 
 
 def test_both_folders_have_the_shared_tables(finished):

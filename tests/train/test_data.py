@@ -112,22 +112,22 @@ def test_without_held_out_rows_it_is_refused(shards, monkeypatch):
 
 
 def test_lengths_are_checked(data_folder, corpus, tokenizer_folder, tmp_path):
-    config = DataConfig(folder=str(data_folder), length=32, batch=8)
+    config = DataConfig(folder=str(data_folder), seq_length=32, batch_size=8)
     assert open_data(config, positions=32).length == 32
     with pytest.raises(UserError, match=r"Rows of 32.*table of 31"):
         open_data(config, positions=31)
     with pytest.raises(
         UserError, match=r"rows of 32 tokens and the recipe expects 64.*--length 64"
     ):
-        open_data(replace(config, length=64), positions=512)
+        open_data(replace(config, seq_length=64), positions=512)
     check_positions(512, 512)
     longer = tmp_path / "longer"
     prepare([corpus], tokenizer=tokenizer_folder, out=longer, length=48, workers=1)
-    with pytest.raises(UserError, match=r"data\.length=48"):
+    with pytest.raises(UserError, match=r"data\.seq_length=48"):
         open_data(replace(config, folder=str(longer)), positions=512)
 
 
 @pytest.mark.parametrize("batch", [0, -8])
 def test_a_batch_without_rows_is_refused(batch):
-    with pytest.raises(UserError, match=r"data\.batch must be at least 1"):
-        DataConfig(batch=batch)
+    with pytest.raises(UserError, match=r"data\.batch_size must be at least 1"):
+        DataConfig(batch_size=batch)

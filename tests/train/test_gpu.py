@@ -11,8 +11,8 @@ from electra.config import override
 from electra.text.tokenizer import load_vocabulary
 from electra.train import checkpoint, loop, pretrain
 from electra.train.data import open_data, rows_at
+from electra.train.metrics_log import read_metrics
 from electra.train.pretrain import resume, start
-from electra.train.record import read_metrics
 
 pytestmark = pytest.mark.gpu
 
@@ -80,7 +80,7 @@ def test_compiled_is_eager_within_the_noise_of_bf16(
         model=replace(config.model, dropout=0.0, attention_dropout=0.0),
         objective=replace(config.objective, temperature=1e-6),
     )
-    start(with_train(config, kernels=False), tmp_path / "eager", console)
+    start(with_train(config, fused_kernels="off"), tmp_path / "eager", console)
     start(with_train(config, compile=True), tmp_path / "compiled", console)
     for name in ("mlm_loss", "detection_loss"):
         eager, compiled = (losses(tmp_path / n, name) for n in ("eager", "compiled"))
@@ -90,20 +90,24 @@ def test_compiled_is_eager_within_the_noise_of_bf16(
 
 VARIANTS = {
     "rtd": (),
-    "pieces": ("train.accumulate=4",),
+    "pieces": ("train.grad_accumulation=4",),
     "more and more masks": ("objective.mask_rate=0.05", "objective.mask_rate_end=0.5"),
-    "repeated": ("objective.draw=repeated",),
-    "no true token": ("objective.exclude_true=true",),
+    "repeated": ("objective.mask_sampling=repeated",),
+    "no true token": ("objective.disallow_correct=true",),
     "rtd-masked": ("objective.kind=rtd-masked",),
-    "80-10-10": ("objective.kind=mlm", "objective.mask_shown=0.8", "objective.mask_random=0.1"),
+    "80-10-10": (
+        "objective.kind=mlm",
+        "objective.mask_token_prob=0.8",
+        "objective.random_token_prob=0.1",
+    ),
     "replace-mlm": ("objective.kind=replace-mlm",),
     "all-tokens-mlm": ("objective.kind=all-tokens-mlm",),
-    "two-stage": ("objective.kind=two-stage", "generator.share=none", "generator.width=1"),
+    "two-stage": ("objective.kind=two-stage", "generator.tie=none", "generator.width=1"),
     "adversarial": ("objective.kind=adversarial",),
     "electric": ("objective.kind=electric",),
-    "gdes": ("generator.share=gdes",),
+    "gdes": ("generator.tie=gdes",),
     "unigram": ("generator.kind=unigram",),
-    "all shared": ("generator.share=all", "generator.width=1"),
+    "all shared": ("generator.tie=all", "generator.width=1"),
 }
 
 
@@ -111,7 +115,7 @@ VARIANTS = {
 def test_a_replay_has_the_numbers_of_the_step(name, on_cuda, with_train, tmp_path, console):
     """The same masks, samples and dropout, step by step, in both stages where there are two."""
     config = override(on_cuda, ["train.precision=fp32", "train.budget=8steps", *VARIANTS[name]])
-    start(with_train(config, graph=False), tmp_path / "plain", console)
+    start(with_train(config, cuda_graph=False), tmp_path / "plain", console)
     start(config, tmp_path / "graph", console)
     for figure in ("loss", "gradient_norm", "learning_rate"):
         plain, graph = (losses(tmp_path / n, figure) for n in ("plain", "graph"))
@@ -125,16 +129,16 @@ def test_a_replay_has_the_numbers_of_the_step(name, on_cuda, with_train, tmp_pat
 
 
 IN_BF16 = VARIANTS | {
-    "recompute": ("train.recompute=true", "train.accumulate=2"),
-    "documents": ("data.documents=true",),
-    "low temperature": ("objective.exclude_true=true", "objective.temperature=0.1"),
+    "recompute": ("train.activation_checkpointing=true", "train.grad_accumulation=2"),
+    "documents": ("data.document_mask=true",),
+    "low temperature": ("objective.disallow_correct=true", "objective.temperature=0.1"),
     "heads that do not fit": ("model.heads=4",),
-    "heads that do not fit, documents": ("model.heads=4", "data.documents=true"),
+    "heads that do not fit, documents": ("model.heads=4", "data.document_mask=true"),
     "odd sizes": ("model.embedding=7", "model.feed_forward=50", "model.vocab_multiple=1"),
     "uniform": ("generator.kind=uniform", "objective.kind=replace-mlm"),
-    "adversarial, no true token": ("objective.kind=adversarial", "objective.exclude_true=true"),
-    "adversarial gdes": ("objective.kind=adversarial", "generator.share=gdes"),
-    "electric gdes": ("objective.kind=electric", "generator.share=gdes"),
+    "adversarial, no true token": ("objective.kind=adversarial", "objective.disallow_correct=true"),
+    "adversarial gdes": ("objective.kind=adversarial", "generator.tie=gdes"),
+    "electric gdes": ("objective.kind=electric", "generator.tie=gdes"),
     "electric, heads that do not fit": ("objective.kind=electric", "model.heads=4"),
 }
 
@@ -143,7 +147,7 @@ IN_BF16 = VARIANTS | {
 def test_every_variant_in_bf16(name, on_cuda, with_train, tmp_path, console):
     """With the kernels, where they fit, and near to the losses without them."""
     config = override(on_cuda, ["train.budget=8steps", *IN_BF16[name]])
-    start(with_train(config, kernels=False), tmp_path / "plain", console)
+    start(with_train(config, fused_kernels="off"), tmp_path / "plain", console)
     start(config, tmp_path / "kernels", console)
     plain, kernels = (losses(tmp_path / n) for n in ("plain", "kernels"))
     assert len(kernels) == 8
@@ -153,22 +157,22 @@ def test_every_variant_in_bf16(name, on_cuda, with_train, tmp_path, console):
 
 def test_a_replay_in_bf16_is_the_step_within_its_noise(on_cuda, with_train, tmp_path, console):
     config = with_train(on_cuda, budget="20steps")
-    start(with_train(config, graph=False), tmp_path / "plain", console)
+    start(with_train(config, cuda_graph=False), tmp_path / "plain", console)
     start(config, tmp_path / "graph", console)
     plain, graph = (losses(tmp_path / n, "mlm_loss") for n in ("plain", "graph"))
     assert graph == pytest.approx(plain, rel=2e-2)
 
 
 @pytest.fixture
-def opened(on_cuda, tmp_path, console):
+def build_run(on_cuda, tmp_path, console):
     """A run on the device after its dry run, and its first rows."""
-    shards = open_data(on_cuda.data, on_cuda.model.positions)
+    shards = open_data(on_cuda.data, on_cuda.model.max_positions)
     vocab = load_vocabulary(shards.tokenizer)
     config = replace(on_cuda, model=replace(on_cuda.model, vocab_size=vocab.size))
     (tmp_path / "run").mkdir()
     shutil.copytree(shards.tokenizer, tmp_path / "run" / "tokenizer")
-    rows = torch.from_numpy(rows_at(shards, 0, config.data.batch, 0)).cuda()
-    with pretrain.opened(config, tmp_path / "run", shards, vocab, console) as run:
+    rows = torch.from_numpy(rows_at(shards, 0, config.data.batch_size, 0)).cuda()
+    with pretrain.build_run(config, tmp_path / "run", shards, vocab, console) as run:
         before = {n: p.detach().clone() for n, p in run.objective.named_parameters()}
         random = torch.cuda.get_rng_state()
         loop.dry_run(run, rows)
@@ -182,8 +186,8 @@ def changed(run, before) -> float:
     return max((p.detach() - b).abs().max().item() for p, b in pairs)
 
 
-def test_the_capture_changes_nothing(opened):
-    run, _, before = opened
+def test_the_capture_changes_nothing(build_run):
+    run, _, before = build_run
     assert run.replay is not None
     assert changed(run, before) == 0
     for p in run.objective.parameters():
@@ -191,8 +195,8 @@ def test_the_capture_changes_nothing(opened):
         assert not any(moment.any() for moment in run.optimizer.moments(p).values())
 
 
-def test_each_replay_has_its_learning_rate(opened):
-    run, rows, before = opened
+def test_each_replay_has_its_learning_rate(build_run):
+    run, rows, before = build_run
     run.replay(rows, 0.0)
     assert changed(run, before) == 0
     run.replay(rows, 1e-6)
@@ -202,9 +206,9 @@ def test_each_replay_has_its_learning_rate(opened):
     assert changed(run, before) > 100 * little
 
 
-def test_copies_of_matrices_are_as_their_parameters(opened):
+def test_copies_of_matrices_are_as_their_parameters(build_run):
     """After replays, which write both, and when something else has changed a parameter."""
-    run, rows, _ = opened
+    run, rows, _ = build_run
 
     def as_parameters() -> bool:
         pairs = [(p, p.twin) for p in run.objective.parameters() if hasattr(p, "twin")]
@@ -221,18 +225,18 @@ def test_copies_of_matrices_are_as_their_parameters(opened):
     assert as_parameters()
 
 
-def test_each_replay_has_its_rows(opened):
-    run, rows, _ = opened
-    counted = run.objective.names.index("tokens")
+def test_each_replay_has_its_rows(build_run):
+    run, rows, _ = build_run
+    counted = run.objective.metric_names.index("tokens")
     for length in (9, 20):
         short = rows.clone()
         short[:, -1] = length
         assert run.replay(short, 0.0)[counted].item() == length * len(rows)
 
 
-def test_each_replay_has_its_random_numbers(opened):
+def test_each_replay_has_its_random_numbers(build_run):
     """And a state that was kept brings the same ones again, also after a look at held-out text."""
-    run, rows, _ = opened
+    run, rows, _ = build_run
     random = torch.cuda.get_rng_state()
     found = [run.replay(rows, 0.0).tolist() for _ in range(3)]
     assert found[0] != pytest.approx(found[1], rel=1e-3)
@@ -252,7 +256,7 @@ def test_training_waits_for_the_device_only_to_report(
     graph, on_cuda, with_train, tmp_path, console, monkeypatch
 ):
     """A step on its own must not make the host wait."""
-    steps, capture = [], loop.captured
+    steps, capture = [], loop.capture_cuda_graph
 
     def watched(take):
         def step(*arguments):
@@ -267,10 +271,10 @@ def test_training_waits_for_the_device_only_to_report(
         return step
 
     if graph:
-        monkeypatch.setattr(loop, "captured", lambda *given: watched(capture(*given)))
+        monkeypatch.setattr(loop, "capture_cuda_graph", lambda *given: watched(capture(*given)))
     else:
         monkeypatch.setattr(loop, "step", watched(loop.step))
-    config = with_train(on_cuda, budget="8steps", graph=graph)
+    config = with_train(on_cuda, budget="8steps", cuda_graph=graph)
     assert start(config, tmp_path / "run", console) == 0
     assert len(steps) == 8
 
@@ -280,7 +284,7 @@ def test_the_host_is_few_steps_ahead(on_cuda):
     from electra.train.data import AHEAD, stream
 
     device = torch.device("cuda")
-    shards = open_data(on_cuda.data, on_cuda.model.positions)
+    shards = open_data(on_cuda.data, on_cuda.model.max_positions)
     batches = stream(shards, 8, 0, 0, device)
     done, found = [], []
     for number in range(12):

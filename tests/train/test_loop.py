@@ -16,8 +16,8 @@ from electra.objectives.rtd import ReplacedTokenDetection
 from electra.text.tokenizer import load_vocabulary
 from electra.train import checkpoint, loop, pretrain
 from electra.train.data import open_data, rows_at
-from electra.train.pretrain import opened, start
-from electra.train.record import read_metrics
+from electra.train.metrics_log import read_metrics
+from electra.train.pretrain import build_run, start
 
 CURVE = Path(__file__).with_name("curve.json")
 
@@ -48,13 +48,13 @@ def without_dropout(config, **objective):
 
 def opened_run(config, out: Path, console):
     """A run before its first step, as `start` would open it."""
-    shards = open_data(config.data, config.model.positions)
+    shards = open_data(config.data, config.model.max_positions)
     vocab = load_vocabulary(shards.tokenizer)
     config = replace(config, model=replace(config.model, vocab_size=vocab.size))
     out.mkdir()
     shutil.copytree(shards.tokenizer, out / "tokenizer")
-    rows = torch.from_numpy(rows_at(shards, 0, config.data.batch, config.train.seed))
-    return opened(config, out, shards, vocab, console), rows
+    rows = torch.from_numpy(rows_at(shards, 0, config.data.batch_size, config.train.seed))
+    return build_run(config, out, shards, vocab, console), rows
 
 
 def test_the_stored_curve(tiny, with_train, tmp_path, console):
@@ -84,7 +84,7 @@ def test_micro_batches_give_the_same_weights(pieces, tiny, with_train, tmp_path,
     config = with_train(tiny, budget="8steps", report_every=8)
     config = without_dropout(config, temperature=1e-6)
     whole = trained(config, tmp_path / "whole", console)
-    parts = trained(with_train(config, accumulate=pieces), tmp_path / "parts", console)
+    parts = trained(with_train(config, grad_accumulation=pieces), tmp_path / "parts", console)
     for name, weights in whole.items():
         torch.testing.assert_close(parts[name], weights, atol=2e-5, rtol=1e-3, msg=name)
     for name in ("mlm_loss", "detection_loss", "replaced_rate"):
@@ -126,7 +126,9 @@ def test_too_little_memory_is_told_at_the_start(error, tiny, tmp_path, console, 
         raise error
 
     monkeypatch.setattr(ReplacedTokenDetection, "forward", forward)
-    with pytest.raises(UserError, match=r"batch of 8 rows does not fit.*train\.accumulate=2"):
+    with pytest.raises(
+        UserError, match=r"batch of 8 rows does not fit.*train\.grad_accumulation=2"
+    ):
         start(tiny, tmp_path / "run", console)
     assert not (tmp_path / "run").exists()  # so that the advice can be followed
 
@@ -138,7 +140,7 @@ def test_kernels_that_cannot_be_built_are_told_at_the_start(tiny, tmp_path, cons
         raise kind("out of resource: shared memory, Required: 237640, Hardware limit: 101376")
 
     monkeypatch.setattr(ReplacedTokenDetection, "forward", forward)
-    with pytest.raises(UserError, match=r"shared memory.*train\.kernels=false"):
+    with pytest.raises(UserError, match=r"shared memory.*train\.fused_kernels=off"):
         start(tiny, tmp_path / "run", console)
     assert not (tmp_path / "run").exists()
 
@@ -154,7 +156,10 @@ def test_other_failures_of_the_dry_run_are_not_hidden(tiny, tmp_path, console, m
 
 @pytest.mark.parametrize(
     ("pieces", "advice"),
-    [(3, r"batch of 3 rows.*train\.accumulate=9"), (9, r"Not even one row.*train\.recompute")],
+    [
+        (3, r"batch of 3 rows.*train\.grad_accumulation=9"),
+        (9, r"Not even one row.*train\.activation_checkpointing"),
+    ],
 )
 def test_the_advice_for_memory_can_be_followed(
     pieces, advice, tiny, with_train, tmp_path, console, monkeypatch
@@ -163,21 +168,23 @@ def test_the_advice_for_memory_can_be_followed(
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(ReplacedTokenDetection, "forward", forward)
-    config = with_train(replace(tiny, data=replace(tiny.data, batch=9)), accumulate=pieces)
+    config = with_train(
+        replace(tiny, data=replace(tiny.data, batch_size=9)), grad_accumulation=pieces
+    )
     with pytest.raises(UserError, match=advice):
         start(config, tmp_path / "run", console)
 
 
 def broken_at(step: int, monkeypatch) -> None:
     """Let a weight become NaN in the forward pass of a step."""
-    real, done = loop.step, []
+    original, done = loop.step, []
 
     def poisoned(run, rows, rate):
         if run.state.step == step - 1 and not done:
             done.append(step)
             with torch.no_grad():
                 run.objective.discriminator.dense.weight[0, 0] = math.nan
-        return real(run, rows, rate)
+        return original(run, rows, rate)
 
     monkeypatch.setattr(loop, "step", poisoned)
 
@@ -210,12 +217,12 @@ def test_broken_numbers_are_told_at_the_next_report(
 
 def test_broken_numbers_are_not_saved_when_a_signal_comes(tiny, tmp_path, console, monkeypatch):
     broken_at(2, monkeypatch)
-    real = loop.step
+    original = loop.step
 
     def last(run, *given):
         if run.state.step == 2:
             signal.raise_signal(signal.SIGTERM)
-        return real(run, *given)
+        return original(run, *given)
 
     monkeypatch.setattr(loop, "step", last)
     with pytest.raises(UserError, match=r"stopped at step 3.*No checkpoint was written"):
@@ -255,11 +262,11 @@ def test_a_time_budget_ends_in_time_and_annealed(tiny, with_train, tmp_path, con
         def perf_counter(cls):
             return cls.now
 
-    real = loop.step
+    original = loop.step
 
     def slow(*arguments):
         Clock.now += 1
-        return real(*arguments)
+        return original(*arguments)
 
     monkeypatch.setattr(loop, "time", Clock)
     monkeypatch.setattr(loop, "step", slow)
@@ -332,7 +339,7 @@ def test_one_clip_over_both_networks(tiny, tmp_path, console):
     with opening as run:
         run.objective.train()
         random = torch.get_rng_state()
-        loop.backward(run, *run.objective.exercise(rows))
+        loop.backward(run, *run.objective.mask_batch(rows))
         squares = [p.grad.double().square().sum() for p in run.objective.parameters()]
         names = [n for n, p in run.objective.named_parameters() if p.grad.abs().sum() > 0]
         assert {n.split(".")[0] for n in names} == {"generator", "discriminator"}
@@ -407,7 +414,7 @@ def test_the_promised_figures_are_written(tiny, with_train, tmp_path, console):
 def test_speed_and_peak_share_are_arithmetic(tiny, with_train, tmp_path, console, monkeypatch):
     """Tokens by the clock, and FLOPs by FLOP/s, over the stretch since the last report."""
     from electra.models.flops import row_flops, works_of
-    from electra.objectives.corrupt import slots_for
+    from electra.objectives.corrupt import max_masked
 
     class Clock:
         now = 0.0
@@ -420,7 +427,7 @@ def test_speed_and_peak_share_are_arithmetic(tiny, with_train, tmp_path, console
     monkeypatch.setattr(loop, "time", Clock)
     start(with_train(tiny, budget="4steps", report_every=2), tmp_path / "run", console)
     config = pretrain.read_run_config(tmp_path / "run")
-    slots = slots_for(32, 0.15, "round")
+    slots = max_masked(32, 0.15, "round")
     flops = row_flops(works_of("rtd", config.model, config.generator, 32, slots), 32)
     for line in figures(tmp_path / "run"):
         seconds = 2 * 256 / line["tokens_per_second"]
@@ -432,8 +439,8 @@ def test_what_is_shown_unmasked_costs_the_generator_nothing(tiny, tmp_path, cons
     """So guessing by frequency costs less, and the watch must compare with that."""
     found = []
     for shown in (1.0, 0.5):
-        config = replace(tiny, objective=replace(tiny.objective, mask_shown=shown))
+        config = replace(tiny, objective=replace(tiny.objective, mask_token_prob=shown))
         opening, _ = opened_run(config, tmp_path / str(shown), console)
         with opening as run:
-            found.append(run.watch.frequency_loss)
+            found.append(run.health.frequency_loss)
     assert found[1] == pytest.approx(found[0] / 2)

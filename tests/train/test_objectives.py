@@ -15,8 +15,9 @@ from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from electra.config import override
 from electra.errors import UserError
-from electra.hub.ask import detect, fill, locate, score_sentences
 from electra.hub.folders import load_discriminator
+from electra.hub.inference import detect, fill, score_sentences
+from electra.model_paths import resolve_model
 from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
 from electra.objectives.batch import unpack
@@ -27,26 +28,30 @@ from electra.text.tokenizer import load_tokenizer, load_vocabulary
 from electra.train import checkpoint, loop, pretrain
 from electra.train.data import DataConfig
 from electra.train.evaluate import evaluate, restore_run
-from electra.train.live import LiveView, figures_of, shown
+from electra.train.health import HealthCheck
 from electra.train.loop import LoopConfig
+from electra.train.metrics_log import read_metrics
 from electra.train.pretrain import PretrainConfig, resume, start
-from electra.train.record import read_metrics
+from electra.train.progress_view import ProgressView, metrics_present, shown
 from electra.train.report import write_report
-from electra.train.validate import token_counts
-from electra.train.watch import Watch
+from electra.train.validation import token_counts
 
-STAGES = ("objective.kind=two-stage", "generator.share=none")
+STAGES = ("objective.kind=two-stage", "generator.tie=none")
 VARIANTS = {
     "rtd-masked": ("objective.kind=rtd-masked",),
     "mlm": ("objective.kind=mlm",),
-    "80-10-10": ("objective.kind=mlm", "objective.mask_shown=0.8", "objective.mask_random=0.1"),
+    "80-10-10": (
+        "objective.kind=mlm",
+        "objective.mask_token_prob=0.8",
+        "objective.random_token_prob=0.1",
+    ),
     "replace-mlm": ("objective.kind=replace-mlm",),
     "all-tokens-mlm": ("objective.kind=all-tokens-mlm",),
     "two-stage": (*STAGES, "generator.width=1"),
-    "two-stage, own start": (*STAGES, "objective.copy_start=false"),
+    "two-stage, own start": (*STAGES, "objective.init_from_generator=false"),
     "adversarial": ("objective.kind=adversarial",),
     "electric": ("objective.kind=electric",),
-    "gdes": ("generator.share=gdes",),
+    "gdes": ("generator.tie=gdes",),
     "unigram": ("generator.kind=unigram",),
     "uniform": ("generator.kind=uniform", "objective.kind=replace-mlm"),
     "more and more masks": ("objective.mask_rate=0.05", "objective.mask_rate_end=0.5"),
@@ -70,10 +75,10 @@ def configured(data_folder: Path, *settings: str) -> PretrainConfig:
     """A recipe that takes milliseconds a step, with these settings."""
     tiny = PretrainConfig(
         name="tiny",
-        model=EncoderConfig(layers=2, hidden=32, embedding=16, positions=64),
+        model=EncoderConfig(layers=2, hidden=32, embedding=16, max_positions=64),
         generator=GeneratorConfig(width=0.5),
         optim=OptimConfig(lr=2e-3, warmup=0.1),
-        data=DataConfig(folder=str(data_folder), length=32, batch=8),
+        data=DataConfig(folder=str(data_folder), seq_length=32, batch_size=8),
         train=LoopConfig(
             budget="12steps",
             device="cpu",
@@ -159,7 +164,7 @@ def test_the_figures_are_sensible(ran):
     assert ("model_accuracy" in last) == (ran.name not in DISCRIMINATES)
     assert ("mlm_loss" in last) == (ran.name not in ("mlm", "80-10-10"))
     assert ("recall" in first) == ("recall" in last and not ran.name.startswith("two-stage"))
-    shown_now = {label for _, label in figures_of(train[-1], last)}
+    shown_now = {label for _, label in metrics_present(train[-1], last)}
     assert any("loss" in label for label in shown_now)
     if ran.name in ("mlm", "80-10-10"):
         assert shown_now == {"model loss", "model accuracy, masked positions"}
@@ -175,7 +180,7 @@ def test_the_log_line_and_the_table_have_them(ran):
     for terminal in (True, False):
         text = io.StringIO()
         console = Console(file=text, force_terminal=terminal, width=110, color_system=None)
-        with LiveView(console, "run") as view:
+        with ProgressView(console, "run") as view:
             view.update(progress=0.5, seconds=9.0, status="step 9", train=train, held_out=held_out)
         main = "model_loss" if "model_loss" in train else "detection_loss"
         assert f"{train[main]:.3f}" in text.getvalue()
@@ -190,21 +195,23 @@ def test_evaluate_and_report(ran, data_folder, tmp_path):
     assert {k: found[k] for k in stored} == pytest.approx(stored, nan_ok=True)
     # Where tokens of both kinds are judged, every figure is a number.
     json.dumps(found, allow_nan=math.isnan(found.get("auc", math.nan)))
-    for key, _ in figures_of(found):  # as the command prints them: a dash for what is no number
+    for key, _ in metrics_present(
+        found
+    ):  # as the command prints them: a dash for what is no number
         assert (shown(key, found[key]) == "–") == (found[key] != found[key])
     _, page = write_report(ran.out, tmp_path)
     text = page.read_text(encoding="utf-8")
-    for key, label in figures_of(figures(ran.out, "train")[-1], found):
+    for key, label in metrics_present(figures(ran.out, "train")[-1], found):
         assert f"<td>{label}</td>" in text, key
 
 
 @torch.no_grad()
 def test_transformers_loads_what_is_kept(ran, data_folder):
     """And gives the logits that the objective's own network gives."""
-    folder = locate(str(ran.out), "encoder")
+    folder = resolve_model(str(ran.out), "encoder")
     rows = Shards.open(data_folder).gather("held_out", torch.arange(8).numpy())
-    ids, segments, real, _ = unpack(torch.from_numpy(rows))
-    given = {"input_ids": ids, "token_type_ids": segments, "attention_mask": real.long()}
+    ids, segments, original, _ = unpack(torch.from_numpy(rows))
+    given = {"input_ids": ids, "token_type_ids": segments, "attention_mask": original.long()}
     objective = restore_run(ran.out)[1]
     kind = ElectraForPreTraining if ran.name in DISCRIMINATES else ElectraForMaskedLM
     theirs, found = kind.from_pretrained(folder, output_loading_info=True)
@@ -212,17 +219,17 @@ def test_transformers_loads_what_is_kept(ran, data_folder):
     assert not found["unexpected_keys"]
     expected = theirs.eval()(**given).logits
     if ran.name in DISCRIMINATES:
-        ours = objective.discriminator(ids, segments, real)
+        ours = objective.discriminator(ids, segments, original)
     else:
         places = torch.arange(ids.shape[1]).expand_as(ids)
-        ours = objective.mlm(ids, segments, real, places)[..., : expected.shape[-1]]
-    torch.testing.assert_close(ours[real], expected[real], atol=1e-5, rtol=0)
+        ours = objective.mlm(ids, segments, original, places)[..., : expected.shape[-1]]
+    torch.testing.assert_close(ours[original], expected[original], atol=1e-5, rtol=0)
 
 
 def test_fine_tuning_finds_the_encoder(ran):
     from electra.finetune.run import open_model
 
-    for place in (ran.out, ran.last, locate(str(ran.out), "encoder")):
+    for place in (ran.out, ran.last, resolve_model(str(ran.out), "encoder")):
         assert open_model(str(place)).encoder.config.hidden == 32
 
 
@@ -256,11 +263,11 @@ def test_half_precision_gives_nearly_the_same_loss(name, run_with):
 
 def test_the_rehearsal_sees_both_stages_and_changes_none(run_with, monkeypatch):
     """Too little memory for the second stage has to show at the start."""
-    seen, real = [], TwoStage.forward
+    seen, original = [], TwoStage.forward
 
     def forward(self, *given):
-        seen.append((self.second, self.discriminator.dense.weight.grad is None))
-        return real(self, *given)
+        seen.append((self.in_second_stage, self.discriminator.dense.weight.grad is None))
+        return original(self, *given)
 
     monkeypatch.setattr(TwoStage, "forward", forward)
     out = run_with("run", *VARIANTS["two-stage"], "train.budget=2steps", "train.validate_every=9")
@@ -314,7 +321,7 @@ def test_the_second_stage_begins_with_the_copied_weights(run_with):
 
 def test_the_mask_rate_rises_with_progress(run_with):
     settings = VARIANTS["more and more masks"]
-    out = run_with("run", *settings, "train.report_every=1", "objective.exclude_true=true")
+    out = run_with("run", *settings, "train.report_every=1", "objective.disallow_correct=true")
     rates = [line["replaced_rate"] for line in figures(out, "train")]
     assert rates == pytest.approx([0.05 + 0.45 * step / 12 for step in range(12)], abs=0.025)
     held_out = [line["replaced_rate"] for line in figures(out, "held_out")]
@@ -362,7 +369,7 @@ def test_a_run_is_not_blamed_for_what_its_objective_does_not_do(
 def test_the_watch_goes_by_the_stage(run_with, monkeypatch):
     seen = []
     monkeypatch.setattr(loop, "TRIAL", 0)
-    monkeypatch.setattr(Watch, "look", lambda self, *given: seen.append(given[:2]) or [])
+    monkeypatch.setattr(HealthCheck, "check", lambda self, *given: seen.append(given[:2]) or [])
     settings = ("train.budget=8steps", "train.validate_every=2", "optim.warmup=1")
     run_with("run", *VARIANTS["two-stage"], *settings)
     assert seen == [(0.5, 0.25), (0.0, 0.25), (0.5, 0.25), (1.0, 0.25)]
@@ -370,7 +377,7 @@ def test_the_watch_goes_by_the_stage(run_with, monkeypatch):
 
 def test_a_collapse_is_still_named():
     ill = {"loss": 1.0, "mlm_loss": 3.0, "recall": 0.0, "auc": 0.5}
-    (finding,) = Watch(frequency_loss=float("inf")).look(0.5, 0.1, ill)
+    (finding,) = HealthCheck(frequency_loss=float("inf")).check(0.5, 0.1, ill)
     assert "collapsed" in finding
 
 
@@ -385,7 +392,7 @@ TEXTS = [
 def test_electrics_scores_are_minus_the_energies(run_with):
     """Sentence by sentence, token by token; one pass for each, whatever stands beside it."""
     out = run_with("run", *VARIANTS["electric"])
-    folder = locate(str(out), "discriminator")
+    folder = resolve_model(str(out), "discriminator")
     network, tokenizer = load_discriminator(folder), load_tokenizer(folder)
     vocab = load_vocabulary(folder)
     expected = []

@@ -48,7 +48,7 @@ def test_special_tokens_of_any_vocabulary_are_never_masked(tiny, foreign_data):
     drawn, corrupted = set(), set()
     for _ in range(10):
         masked = objective.mask(batch)
-        drawn |= set(masked.originals[masked.drawn].tolist())
+        drawn |= set(masked.labels[masked.is_masked].tolist())
         assert (masked.inputs == vocab.mask).any()
         outcome = objective(batch, masked, torch.ones(2))
         corrupted |= set(outcome.corrupted.unique().tolist())
@@ -61,7 +61,7 @@ def test_special_tokens_of_any_vocabulary_are_never_masked(tiny, foreign_data):
 def test_a_run_on_any_vocabulary(tiny, with_train, foreign_data, tmp_path, console):
     from transformers import AutoTokenizer, ElectraForPreTraining
 
-    from electra.hub.ask import detect, fill
+    from electra.hub.inference import detect, fill
 
     config = replace(tiny, data=replace(tiny.data, folder=str(foreign_data)))
     out = tmp_path / "run"
@@ -97,9 +97,9 @@ def test_the_resolved_configuration_is_saved(finished, tiny):
 def test_data_without_held_out_rows_is_refused_before_anything_is_made(
     tiny, tmp_path, console, monkeypatch
 ):
-    real = Shards.rows
+    original = Shards.rows
     monkeypatch.setattr(
-        Shards, "rows", lambda self, split: 0 if split == "held_out" else real(self, split)
+        Shards, "rows", lambda self, split: 0 if split == "held_out" else original(self, split)
     )
     with pytest.raises(UserError, match="no held-out rows"):
         start(tiny, tmp_path / "run", console)
@@ -119,14 +119,14 @@ def test_documents_that_share_a_row(tiny, corpus, tokenizer_folder, tmp_path, co
     """The setting reaches training and held-out text; a two-tower generator cannot follow it."""
     where = {"tokenizer": tokenizer_folder, "out": tmp_path / "packed"}
     prepare([corpus], **where, length=32, layout="packed", workers=1, held_out=0.1)
-    config = override(tiny, [f"data.folder={where['out']}", "data.documents=true"])
+    config = override(tiny, [f"data.folder={where['out']}", "data.document_mask=true"])
     assert start(config, tmp_path / "run", console) == 0
     stored = read_run_config(tmp_path / "run")
-    assert stored.data.documents
+    assert stored.data.document_mask
     shards, vocab = Shards.open(where["out"]), load_vocabulary(where["out"] / "tokenizer")
     objective = build_objective(stored, vocab)
     rows = torch.from_numpy(shards.gather("train", torch.arange(50).numpy()))
-    assert (objective.unpack(rows).seen[:, 0] == 1).all()
-    assert (objective.unpack(rows).seen == 2).any()
-    with pytest.raises(UserError, match=r"data\.documents"):
+    assert (objective.unpack(rows).doc_ids[:, 0] == 1).all()
+    assert (objective.unpack(rows).doc_ids == 2).any()
+    with pytest.raises(UserError, match=r"data\.document_mask"):
         override(config, ["objective.kind=electric"])

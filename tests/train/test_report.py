@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from electra.errors import UserError
-from electra.train.live import figures_of, shown
-from electra.train.record import Record, read_metrics
+from electra.train.metrics_log import MetricsLog, read_metrics
+from electra.train.progress_view import metrics_present, shown
 from electra.train.report import PANELS, _amount, series, write_report
 
 
@@ -32,8 +32,8 @@ def test_the_picture_and_the_page(finished, tmp_path):
     assert base64.b64decode(image) == picture.read_bytes()
     assert not re.findall(r'(?:src|href)="(?!data:)', text)  # nothing beside it
     held_out = [line for line in read_metrics(finished) if line["kind"] == "held_out"][-1]
-    assert len(figures_of(held_out)) == 9
-    for key, label in figures_of(held_out):
+    assert len(metrics_present(held_out)) == 9
+    for key, label in metrics_present(held_out):
         assert f"<td>{label}</td>" in text
         assert f"<b>{shown(key, held_out[key])}</b>" in text
     assert "20 steps · 5.1 k tokens" in text
@@ -76,7 +76,7 @@ def test_warnings_appear_and_are_escaped(finished, tmp_path):
     run = tmp_path / "a $_$ <run>"  # no formula, no tag
     run.mkdir()
     shutil.copy(finished / "metrics.jsonl", run)
-    Record(run).write("event", 15, message="The <discriminator> has collapsed")
+    MetricsLog(run).write("event", 15, message="The <discriminator> has collapsed")
     _, page = write_report(run)
     text = page.read_text(encoding="utf-8")
     assert "The run says of itself" in text
@@ -87,17 +87,17 @@ def test_warnings_appear_and_are_escaped(finished, tmp_path):
 
 def test_a_run_that_has_just_begun(tmp_path):
     """Training figures but no held-out ones yet, and one that is not known."""
-    Record(tmp_path).write("event", 0, message="started")
+    MetricsLog(tmp_path).write("event", 0, message="started")
     with pytest.raises(UserError, match="no figures yet"):
         write_report(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
-    Record(tmp_path).write("train", 5, loss=1.0, tokens=10, seconds=1.0, mlm_loss=float("nan"))
+    MetricsLog(tmp_path).write("train", 5, loss=1.0, tokens=10, seconds=1.0, mlm_loss=float("nan"))
     _, page = write_report(tmp_path)
     assert "5 steps" in page.read_text(encoding="utf-8")
 
 
 def test_a_run_that_was_only_measured(tmp_path):
-    Record(tmp_path).write("held_out", 3, loss=1.0, auc=0.5)
+    MetricsLog(tmp_path).write("held_out", 3, loss=1.0, auc=0.5)
     _, page = write_report(tmp_path)
     assert "<b>0.500</b>" in page.read_text(encoding="utf-8")
 

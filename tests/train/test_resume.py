@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from electra.config import to_yaml
 from electra.errors import UserError
+from electra.run_dir import GracefulStop
 from electra.train import checkpoint
-from electra.train.folder import StopRequest
+from electra.train.metrics_log import read_metrics
 from electra.train.pretrain import build_objective, read_run_config, resume, start
-from electra.train.record import read_metrics
 
 RUN = """
 import signal, sys, torch
@@ -116,7 +116,7 @@ def test_a_signal_saves_and_leaves_with_a_clear_line(straight, tmp_path, number)
 
 def test_a_second_signal_aborts_and_the_handlers_come_back():
     before = signal.getsignal(signal.SIGTERM)
-    with StopRequest() as stop:
+    with GracefulStop() as stop:
         signal.raise_signal(signal.SIGTERM)
         assert stop.signal == signal.SIGTERM
         with pytest.raises(KeyboardInterrupt):
@@ -131,7 +131,7 @@ def test_only_a_hangup_may_be_ignored(number, seen):
     """As nohup asks for; Ctrl-C is off, too, in what a shell runs in the background."""
     before = signal.signal(number, signal.SIG_IGN)
     try:
-        with StopRequest() as stop:
+        with GracefulStop() as stop:
             signal.raise_signal(number)
         assert stop.signal == seen
     finally:

@@ -15,6 +15,13 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from electra.config import override
+from electra.device import (
+    autocast,
+    choose_device,
+    choose_precision,
+    measure_peak,
+    synchronize,
+)
 from electra.errors import UserError, require
 from electra.hub.folders import transformers_config
 from electra.models.electra import generator_sizes
@@ -23,15 +30,8 @@ from electra.objectives.corrupt import mask_tokens, put
 from electra.text.shards import Shards
 from electra.text.tokenizer import Vocabulary
 from electra.train.data import stream
-from electra.train.device import (
-    autocast,
-    choose_device,
-    choose_precision,
-    measure_peak,
-    synchronize,
-)
-from electra.train.pretrain import PretrainConfig, flops_per_row, start, with_data
-from electra.train.record import read_metrics
+from electra.train.metrics_log import read_metrics
+from electra.train.pretrain import PretrainConfig, flops_per_row, resolve_data, start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,10 @@ def bench_pretrain(
     """Our speed, and the peer's if it gets steps."""
     if config.objective.kind != "rtd":
         raise UserError("The peer knows only objective.kind=rtd: leave it at that.")
-    config, shards, vocab = with_data(config)
+    config, shards, vocab = resolve_data(config)
     device = choose_device(config.train.device)
     peak = measure_peak(device, choose_precision(config.train.precision, device))
-    limit = peak / flops_per_row(config) * config.data.length
+    limit = peak / flops_per_row(config) * config.data.seq_length
     found = {"electra": ours(config, steps, limit, console)}
     if peer_steps:
         found["transformers"] = theirs(config, peer_steps, limit, shards, vocab)
@@ -96,7 +96,7 @@ def theirs(
     optimizer = torch.optim.AdamW(pair.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     maskable = torch.ones(config.model.vocab_size, dtype=torch.bool, device=device)
     maskable[list(vocab.special)] = False
-    rows = stream(shards, config.data.batch, config.train.seed, 0, device)
+    rows = stream(shards, config.data.batch_size, config.train.seed, 0, device)
     take = peer_step(pair, optimizer, maskable, vocab, config, dtype)
     return speed(list(timed(take, rows, steps, config, device)), limit)
 
@@ -117,7 +117,7 @@ def timed(
         for _ in range(count):
             take(next(rows))
         synchronize(device)
-        tokens = count * config.data.batch * config.data.length
+        tokens = count * config.data.batch_size * config.data.seq_length
         yield tokens / (time.perf_counter() - began)
 
 
@@ -132,7 +132,7 @@ def build_peer(config: PretrainConfig, pad_id: int) -> nn.ModuleDict:
     for name, (kind, sizes) in kinds.items():
         settings = transformers_config(sizes, kind.__name__, pad_id)
         pair[name] = kind(library.ElectraConfig(**settings))
-    if config.generator.share != "none":
+    if config.generator.tie != "none":
         generator: Any = pair["generator"]
         tables: Any = pair["discriminator"].get_submodule("electra.embeddings")
         generator.electra.embeddings = tables
@@ -152,20 +152,24 @@ def peer_step(
     o = config.objective
 
     def take(rows: Tensor) -> None:
-        ids, segments, real, _ = unpack(rows)
-        masked = mask_tokens(ids, real, maskable, vocab.mask, rate=o.mask_rate, shown=o.mask_shown)
+        ids, segments, attention_mask, _ = unpack(rows)
+        masked = mask_tokens(
+            ids, attention_mask, maskable, vocab.mask, rate=o.mask_rate, shown=o.mask_token_prob
+        )
         labels = torch.full_like(ids, -100)
-        labels.scatter_(1, masked.positions, masked.originals.where(masked.drawn, -100))
-        shared = {"token_type_ids": segments, "attention_mask": real.long()}
+        labels.scatter_(1, masked.positions, masked.labels.where(masked.is_masked, -100))
+        shared = {"token_type_ids": segments, "attention_mask": attention_mask.long()}
         with autocast(rows.device, dtype):
             guessed = pair["generator"](input_ids=masked.inputs, labels=labels, **shared)
             index = masked.positions[..., None].expand(-1, -1, guessed.logits.shape[-1])
             chances = guessed.logits.detach().gather(1, index).float().softmax(-1)
             samples = chances.flatten(0, 1).multinomial(1).view_as(masked.positions)
-            corrupted = put(ids, masked.positions, samples, masked.drawn)
+            corrupted = put(ids, masked.positions, samples, masked.is_masked)
             replaced = (corrupted != ids).float()
             logits = pair["discriminator"](input_ids=corrupted, **shared).logits
-        loss = F.binary_cross_entropy_with_logits(logits.float()[real], replaced[real])
+        loss = F.binary_cross_entropy_with_logits(
+            logits.float()[attention_mask], replaced[attention_mask]
+        )
         (guessed.loss + o.discriminator_weight * loss).backward()
         nn.utils.clip_grad_norm_(pair.parameters(), 1.0)
         optimizer.step()

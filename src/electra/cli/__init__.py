@@ -2,14 +2,15 @@
 
 import io
 import sys
+import warnings
 from typing import Annotated
 
 import typer
 
 from electra import __version__
-from electra.cli import bench, lab, text, train, tune, use
+from electra.cli import bench, finetune, inference, research, text, train
 from electra.errors import UserError
-from electra.text.files import is_full
+from electra.files import is_disk_full
 
 NO_MEMORY = ("allocate memory", "out of memory")
 """What torch says of the CPU and of a GPU."""
@@ -24,23 +25,23 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(use.demo)
+app.command()(inference.demo)
 app.add_typer(text.tokenizer_app, name="tokenizer")
 app.command()(text.prepare)
 app.command()(train.recipes)
 app.command()(train.pretrain)
 app.command()(train.evaluate)
 app.command()(train.report)
-app.command()(lab.flops)
-app.command()(lab.study)
-app.command()(tune.finetune)
-app.command()(tune.glue)
-app.command()(tune.predict)
-app.command()(tune.probe)
+app.command()(research.flops)
+app.command()(research.study)
+app.command()(finetune.finetune)
+app.command()(finetune.glue)
+app.command()(finetune.predict)
+app.command()(finetune.probe)
 app.add_typer(bench.bench_app, name="bench")
-app.command()(use.detect)
-app.command()(use.fill)
-app.command()(use.score)
+app.command()(inference.detect)
+app.command()(inference.fill)
+app.command()(inference.score)
 
 
 def print_version(wanted: bool) -> None:
@@ -74,6 +75,7 @@ def main() -> None:
         # A letter that the terminal's encoding lacks must not end a run.
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     sys.exit(run_app())
 
 
@@ -100,7 +102,7 @@ def run_app() -> int:
     except KeyboardInterrupt:
         return fail("stopped.", 130)
     except Exception as error:
-        if is_full(error):
+        if is_disk_full(error):
             return fail("the disk is full: free some space and run the same command again.", 2)
         if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
             return fail("the memory is too small: choose a smaller model or batch.", 2)

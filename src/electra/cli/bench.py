@@ -45,9 +45,9 @@ def pretrain(
 
     console, progress = consoles()
     config = override(recipe(name), [*(settings or []), f"data.folder={data}"])
-    sizes = (batches or str(config.data.batch)).split(",")
-    configs = [override(config, [f"data.batch={size}"]) for size in sizes]
-    found = {c.data.batch: bench_pretrain(c, steps, peer_steps, progress) for c in configs}
+    sizes = (batches or str(config.data.batch_size)).split(",")
+    configs = [override(config, [f"data.batch_size={size}"]) for size in sizes]
+    found = {c.data.batch_size: bench_pretrain(c, steps, peer_steps, progress) for c in configs}
     if as_json:
         sides = {n: {side: asdict(s) for side, s in both.items()} for n, both in found.items()}
         typer.echo(json.dumps(sides))
@@ -85,13 +85,13 @@ def whole(
     import json
     from dataclasses import asdict
 
-    from electra.bench.whole import bench_whole
+    from electra.bench.estimate import estimate_run
     from electra.config import override
     from electra.recipes import recipe
 
     console, progress = consoles()
     config = override(recipe(name), [*(settings or []), f"data.folder={data}"])
-    found = bench_whole(config, stretch, progress)
+    found = estimate_run(config, stretch, progress)
     if as_json:
         typer.echo(json.dumps(asdict(found)))
         return

@@ -115,9 +115,9 @@ def evaluate(
     from rich.table import Table
     from rich.text import Text
 
-    from electra.text.lines import to_json
+    from electra.jsonl import to_json
     from electra.train.evaluate import evaluate as measure
-    from electra.train.live import figures_of, shown
+    from electra.train.progress_view import metrics_present, shown
 
     checkpoint, metrics = measure(run, data, rows)
     if as_json:
@@ -127,7 +127,7 @@ def evaluate(
     table = Table(title=title, title_justify="left", box=None)
     table.add_column("")
     table.add_column("", justify="right")
-    for key, label in figures_of(metrics):
+    for key, label in metrics_present(metrics):
         table.add_row(label, shown(key, metrics[key]))
     consoles()[0].print(table)
 

@@ -25,7 +25,7 @@ from electra.errors import UserError
 from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig
 from electra.hub.folders import export
-from electra.hub.show import painted
+from electra.hub.highlight import highlight
 from electra.models.electra import build_pair
 from electra.recipes import recipe
 from electra.tasks import examples
@@ -144,7 +144,7 @@ def show_sentences(console: Console, run: Path, examples: list[Sentence]) -> Non
         ids = tokenizer.encode(example.text, add_special_tokens=False).ids[: LENGTH - 2]
         row = [vocab.cls, *ids, vocab.sep]
         stored = torch.tensor([[*row, len(row), len(row)]])
-        outcome = objective(*objective.exercise(stored))
+        outcome = objective(*objective.mask_batch(stored))
         tokens = [tokenizer.id_to_token(i) or "" for i in outcome.corrupted[0].tolist()]
         inner = slice(1, len(row) - 1)
         chances = outcome.scores[0].sigmoid().tolist()[inner]
@@ -159,7 +159,7 @@ def show_sentences(console: Console, run: Path, examples: list[Sentence]) -> Non
             else:
                 corrupted.append(glue + word, style="default")
         console.print(corrupted)
-        verdict = painted(zip(tokens[inner], chances, strict=True))
+        verdict = highlight(zip(tokens[inner], chances, strict=True))
         console.print(Text("verdict    ", style="dim").append_text(verdict))
     console.print(
         "\n<yellow>: what the generator replaced. Red ground, [alarm]: what the discriminator "

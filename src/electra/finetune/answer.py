@@ -13,11 +13,11 @@ def loss(
     model: TaskModel, batch: RowBatch, kind: Kind, options: int = 1, null_weight: float = 0.0
 ) -> Tensor:
     """Loss summed over the rows; `options` is the number of rows of each example."""
-    hidden = model.encoder(batch.ids, batch.segments, batch.real)
+    hidden = model.encoder(batch.ids, batch.segments, batch.attention_mask)
     assert batch.target is not None
     if kind == "qa":
         return span_loss(model, hidden, batch, null_weight)
-    logits = model.head(hidden, batch.real)
+    logits = model.head(hidden, batch.attention_mask)
     if kind == "regress":
         return F.mse_loss(logits[:, 0].float(), batch.target.float(), reduction="sum")
     target = batch.target
@@ -54,10 +54,10 @@ def span_loss(model: TaskModel, hidden: Tensor, batch: RowBatch, null_weight: fl
 
 def outputs(model: TaskModel, batch: RowBatch, kind: Kind, beam: int = 1) -> dict[str, Tensor]:
     """What the answers are made from: `scores`, `tags`, or the fields of a `SpanScores`."""
-    hidden = model.encoder(batch.ids, batch.segments, batch.real)
+    hidden = model.encoder(batch.ids, batch.segments, batch.attention_mask)
     if kind == "qa":
         return span_outputs(model, hidden, batch, beam)
-    logits = model.head(hidden, batch.real).float()
+    logits = model.head(hidden, batch.attention_mask).float()
     if kind == "tag":
         return {"tags": logits.argmax(-1).to(torch.int16)}  # (rows, length)
     return {"scores": logits}  # (rows, labels)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from electra.device import autocast
 from electra.errors import UserError
 from electra.finetune.answer import loss
 from electra.finetune.batches import Indices, padded_lengths, plan_epoch
@@ -17,7 +18,6 @@ from electra.models.heads import TaskModel
 from electra.optim.schedule import OptimConfig, learning_rate
 from electra.optim.stacked import StackedAdam
 from electra.tasks.examples import Features, Kind
-from electra.train.device import autocast
 
 Told = Callable[[int, int], None]
 """Hears of the steps done and the steps in all."""
@@ -81,7 +81,7 @@ def fit(
         clip=config.clip,
         bias_correction=config.bias_correction,
     )
-    buckets = padded_lengths(example_lengths(features), model.encoder.config.positions)
+    buckets = padded_lengths(example_lengths(features), model.encoder.config.max_positions)
     rows = put_rows(features, pad_id, int(buckets.max()), device)
     options = features.rows_each
     run = Fit(model, optimizer, noise, rows, kind, options, config, device, dtype)

@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from electra.errors import UserError, require
+from electra.files import write_atomic
 from electra.finetune.judge import plain_answers
 from electra.finetune.results import Result, rank, read_results, summary
 from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig
+from electra.run_dir import check_out_dir
 from electra.tasks.examples import Task
 from electra.tasks.glue import GLUE, load_glue, plain, present
 from electra.tasks.submit import write_submission
-from electra.text.files import write_whole
-from electra.train.folder import check_place
 
 AVERAGED = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
 """The tasks of the paper's average; WNLI is none of them."""
@@ -57,7 +57,7 @@ def run_glue(
 ) -> list[dict[str, Any]]:
     """Fine-tune on each task, then write the table, the figure and the submission."""
     names = choose(present(data), [plain(name) for name in only], from_mnli, data)
-    check_place(out, "scores of GLUE", *GLUE)
+    check_out_dir(out, "scores of GLUE", *GLUE)
     tasks = {name: load_glue(name, data) for name in names}
     for task in tasks.values():
         for warning in task.warnings:
@@ -72,8 +72,8 @@ def run_glue(
         console.print(line(rows[-1]), highlight=False, markup=False)
     write_results(out, names)
     whole = {"tasks": rows, "average": average(rows)}
-    write_whole(out / "summary.json", json.dumps(whole, indent=2).encode() + b"\n")
-    write_whole(out / "table.md", markdown(rows).encode())
+    write_atomic(out / "summary.json", json.dumps(whole, indent=2).encode() + b"\n")
+    write_atomic(out / "table.md", markdown(rows).encode())
     tests = test_predictions(tasks, out)
     if tests:
         path = write_submission(out / "submission", tests)
@@ -180,7 +180,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 def write_results(out: Path, names: Sequence[str]) -> None:
     """All seeds of all tasks in one file of JSON lines."""
     lines = [json.dumps(result) for name in names for result in read_results(out / name)]
-    write_whole(out / "results.jsonl", ("\n".join(lines) + "\n").encode())
+    write_atomic(out / "results.jsonl", ("\n".join(lines) + "\n").encode())
 
 
 def test_predictions(tasks: Mapping[str, Task], out: Path) -> dict[str, Any]:

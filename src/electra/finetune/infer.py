@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from electra.device import autocast
 from electra.finetune.answer import outputs
 from electra.finetune.batches import eval_batches
 from electra.finetune.rows import put_rows
 from electra.models.heads import TaskModel
 from electra.tasks.examples import Features, Kind
-from electra.train.device import autocast
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from electra.device import Device, Precision, choose_device, choose_precision
 from electra.errors import UserError
 from electra.finetune.infer import infer
 from electra.finetune.judge import Record, answers, encode
-from electra.hub.ask import locate
-from electra.hub.folders import load_words
+from electra.hub.folders import load_tokenizer_and_vocab
 from electra.hub.heads import TaskCard, load_task_model
+from electra.model_paths import resolve_model
 from electra.tasks.conll import more_tagged
 from electra.tasks.examples import Sentence, Tagged
 from electra.tasks.folder import ending
@@ -20,7 +21,6 @@ from electra.tasks.squad import more_questions
 from electra.tasks.squad_files import Columns
 from electra.tasks.table import read_text
 from electra.text.read import clean
-from electra.train.device import Device, Precision, choose_device, choose_precision
 
 CHUNK = 20_000
 """Examples that are held in memory as tokens at a time."""
@@ -30,9 +30,9 @@ def predict(
     model: str, source: Path, device: Device = "auto", precision: Precision = "auto"
 ) -> Iterator[Record]:
     """One record per text of the file."""
-    folder = locate(model, "discriminator")
+    folder = resolve_model(model, "discriminator")
     network, card = load_task_model(folder)
-    tokenizer, vocab = load_words(folder)
+    tokenizer, vocab = load_tokenizer_and_vocab(folder)
     examples = read_examples(source, card)
     if card.without_stops:
         examples = [without_stop(example) for example in examples]

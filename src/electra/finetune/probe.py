@@ -16,16 +16,16 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
+from electra.device import Device, autocast, choose_device, choose_precision
 from electra.errors import UserError
 from electra.finetune.batches import eval_batches
 from electra.finetune.fit import Told
-from electra.hub.ask import locate
-from electra.hub.energies import has_energies
-from electra.hub.folders import load_discriminator, load_generator, load_words
+from electra.hub.electric import is_electric
+from electra.hub.folders import load_discriminator, load_generator, load_tokenizer_and_vocab
+from electra.model_paths import resolve_model
 from electra.models.electra import Discriminator, Generator
 from electra.tasks.blimp import Pair
 from electra.text.tokenizer import Vocabulary
-from electra.train.device import Device, autocast, choose_device, choose_precision
 
 Network = Literal["discriminator", "generator"]
 TOKENS = 32768
@@ -49,15 +49,15 @@ def probe(
     device: Device = "auto",
 ) -> list[Probed]:
     """Accuracy per phenomenon; equal scores count half."""
-    folder = locate(model, network)
-    tokenizer, vocab = load_words(folder)
+    folder = resolve_model(model, network)
+    tokenizer, vocab = load_tokenizer_and_vocab(folder)
     place = choose_device(device)
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     rows = [np.array([vocab.cls, *e.ids, vocab.sep], dtype=np.int64) for e in encoded]
     asked: Discriminator | Generator
     asked = load_discriminator(folder) if network == "discriminator" else load_generator(folder)
-    longest = asked.encoder.config.positions
+    longest = asked.encoder.config.max_positions
     if any(len(row) > longest for row in rows):
         raise UserError(f"A sentence is longer than the {longest} tokens that the model takes.")
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -66,7 +66,7 @@ def probe(
         def told(done: int, total: int) -> None:
             bar.update(shown, completed=done, total=total)
 
-        energies = network == "discriminator" and has_energies(folder)
+        energies = network == "discriminator" and is_electric(folder)
         scores = score_rows(asked.to(place).eval(), rows, vocab, place, told, energies)
     good, bad = scores[::2], scores[1::2]
     right = np.where(good == bad, 0.5, good > bad)
@@ -130,8 +130,10 @@ def likelihood(network: Generator, ids: Tensor, total: Tensor, vocab: Vocabulary
     for begin in range(0, len(which), 512):  # the logits are as wide as the vocabulary
         row, spot = which[begin : begin + 512], hidden[begin : begin + 512]
         masked = ids[row].scatter(1, spot[:, None], vocab.mask)
-        real = place < total[row][:, None]
-        logits = network(masked, torch.zeros_like(masked), real, spot[:, None])[:, 0].float()
+        attention_mask = place < total[row][:, None]
+        logits = network(masked, torch.zeros_like(masked), attention_mask, spot[:, None])[
+            :, 0
+        ].float()
         chosen = ids[row].gather(1, spot[:, None])
         sums.index_add_(0, row, logits.log_softmax(-1).gather(1, chosen)[:, 0])
     return sums

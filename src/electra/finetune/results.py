@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError
+from electra.jsonl import read_jsonl, to_json
 from electra.tasks.examples import Task
-from electra.text.lines import read_lines, to_json
 
 RESULTS = "results.jsonl"
 Result = dict[str, Any]
@@ -17,7 +17,7 @@ Result = dict[str, Any]
 
 def read_results(out: Path) -> list[Result]:
     """The seeds that are done."""
-    return read_lines(out / RESULTS)
+    return read_jsonl(out / RESULTS)
 
 
 def add_result(out: Path, result: Result) -> None:

@@ -15,7 +15,7 @@ class RowBatch:
 
     ids: Tensor  # (rows, length)
     segments: Tensor
-    real: Tensor
+    attention_mask: Tensor
     """True for tokens, False for padding."""
     target: Tensor | None
 
@@ -23,7 +23,7 @@ class RowBatch:
     def allowed(self) -> Tensor:
         """Where an answer may begin or end: the second segment, and [CLS] for 'no answer'."""
         place = torch.arange(self.ids.shape[1], device=self.ids.device)
-        last = self.real.sum(1, keepdim=True) - 1  # the closing [SEP] is none of it
+        last = self.attention_mask.sum(1, keepdim=True) - 1  # the closing [SEP] is none of it
         return ((self.segments == 1) & (place < last)) | (place == 0)
 
 
@@ -45,7 +45,7 @@ class Rows:
         return RowBatch(
             ids=self.ids.index_select(0, index)[:, :length].long(),
             segments=(place >= self.first.index_select(0, index)[:, None]).long(),
-            real=place < self.total.index_select(0, index)[:, None],
+            attention_mask=place < self.total.index_select(0, index)[:, None],
             target=target,
         )
 

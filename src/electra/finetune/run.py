@@ -10,17 +10,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from electra.config import to_dict
+from electra.device import choose_device
 from electra.errors import UserError
+from electra.files import file_sha256
 from electra.finetune.fit import Told
 from electra.finetune.results import RESULTS, Result, check_same, digest, read_results
 from electra.finetune.settings import FinetuneConfig, resolve
 from electra.finetune.trial import Start, Trial
-from electra.hub.ask import locate
-from electra.hub.folders import load_encoder, load_words
+from electra.hub.folders import load_encoder, load_tokenizer_and_vocab
+from electra.model_paths import resolve_model
+from electra.run_dir import check_out_dir, lock_run_dir
 from electra.tasks.examples import Task
-from electra.text.files import file_sha256
-from electra.train.device import choose_device
-from electra.train.folder import check_place, run_folder
 
 FREE = ("at_once", "device", "precision")
 """Settings that say where and how fast, not what: results with others may stand side by side."""
@@ -28,8 +28,8 @@ FREE = ("at_once", "device", "precision")
 
 def open_model(model: str) -> Start:
     """The encoder of a run, of a checkpoint, of a folder (fine-tuned ones too) or of a Hub name."""
-    folder = locate(model, "encoder")
-    tokenizer, vocab = load_words(folder)
+    folder = resolve_model(model, "encoder")
+    tokenizer, vocab = load_tokenizer_and_vocab(folder)
     return Start(folder=folder, encoder=load_encoder(folder), tokenizer=tokenizer, vocab=vocab)
 
 
@@ -45,7 +45,7 @@ def finetune(
     file = next((path for path in (out, *out.parents) if path.is_file()), None)
     if file:
         raise UserError(f"'{file}' is a file, and --out must be a folder: choose another.")
-    check_place(out, "results of fine-tuning", RESULTS, "predictions")  # a `model` is replaced
+    check_out_dir(out, "results of fine-tuning", RESULTS, "predictions")  # a `model` is replaced
     start = open_model(model)
     config = resolve(config, start.encoder.config, task)
     same = {
@@ -65,7 +65,7 @@ def finetune(
         device = choose_device(config.device, "device")
         trial = Trial.begin(start, task, config, device, same | {"model": model})
         tell_cuts(trial, console)
-        with run_folder(out):
+        with lock_run_dir(out):
             # Another process may have been faster.
             train_groups(trial, unfinished(out, same, todo), out, console)
     return [r for r in read_results(out) if r["seed"] in set(seeds)]

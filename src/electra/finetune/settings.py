@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from electra.device import Device, Precision
 from electra.errors import UserError
 from electra.models.encoder import EncoderConfig
 from electra.models.heads import HeadKind, Pool
 from electra.tasks.examples import Task
-from electra.train.device import Device, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class FinetuneConfig:
 def resolve(config: FinetuneConfig, model: EncoderConfig, task: Task) -> FinetuneConfig:
     """The settings with every 0 filled in: the paper's table by size and task."""
     large, base = model.hidden >= 1024, 512 <= model.hidden < 1024
-    length = min(config.length or task.length, model.positions)
+    length = min(config.length or task.length, model.max_positions)
     return replace(
         config,
         lr=config.lr or (5e-5 if large else 1e-4 if base else 3e-4),

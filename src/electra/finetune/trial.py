@@ -14,7 +14,9 @@ import torch
 from tokenizers import Tokenizer
 
 from electra import __version__
+from electra.device import choose_precision
 from electra.errors import UserError
+from electra.files import write_atomic
 from electra.finetune.fit import Told, fit, steps
 from electra.finetune.infer import infer
 from electra.finetune.judge import (
@@ -30,13 +32,11 @@ from electra.finetune.results import Result, add_result, rank, read_results
 from electra.finetune.settings import FinetuneConfig
 from electra.finetune.stack import unstack_
 from electra.hub.heads import TaskCard, new_model, save_task_model
+from electra.jsonl import to_json
 from electra.models.encoder import Encoder
 from electra.models.heads import DeepTextHead, TaskModel, TextHead
 from electra.tasks.examples import Features, Task
-from electra.text.files import write_whole
-from electra.text.lines import to_json
 from electra.text.tokenizer import Vocabulary, save_tokenizer, special_names
-from electra.train.device import choose_precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ class Trial:
             folder = out / "predictions" / f"seed-{seed}"
             folder.mkdir(parents=True, exist_ok=True)
             text = "".join(to_json(line) + "\n" for line in lines)
-            write_whole(folder / f"{split}.jsonl", text.encode())
+            write_atomic(folder / f"{split}.jsonl", text.encode())
         best = max([*read_results(out), result], key=rank)  # the first of equals
         if best is result or not (out / "model").is_dir():
             network = self.network(seed)
@@ -207,7 +207,7 @@ class Trial:
         save_tokenizer(
             self.start.tokenizer,
             new,
-            max_length=self.start.encoder.config.positions,
+            max_length=self.start.encoder.config.max_positions,
             names=special_names(self.start.folder),
         )
         shutil.rmtree(folder, ignore_errors=True)

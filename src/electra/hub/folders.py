@@ -96,7 +96,7 @@ def transformers_config(config: EncoderConfig, kind: str, pad_id: int) -> dict[s
         "hidden_act": "gelu",
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": config.attention_dropout,
-        "max_position_embeddings": config.positions,
+        "max_position_embeddings": config.max_positions,
         "type_vocab_size": 2,
         "initializer_range": config.init_std,
         "layer_norm_eps": 1e-12,
@@ -125,7 +125,7 @@ def load_generator(folder: Path) -> Generator:
     return _fill(Generator(Encoder(read_config(folder))), folder)
 
 
-def load_words(folder: Path) -> tuple[Tokenizer, Vocabulary]:
+def load_tokenizer_and_vocab(folder: Path) -> tuple[Tokenizer, Vocabulary]:
     """The tokenizer of a model; one with tokens that the model does not know is refused."""
     tokenizer = load_tokenizer(folder)
     vocab, rows = vocabulary(tokenizer, special_names(folder)), read_config(folder).vocab_size
@@ -158,7 +158,7 @@ def read_config(folder: Path) -> EncoderConfig:
             heads=c["num_attention_heads"],
             feed_forward=c["intermediate_size"],
             embedding=c["embedding_size"],
-            positions=c["max_position_embeddings"],
+            max_positions=c["max_position_embeddings"],
             vocab_size=c["vocab_size"],
             vocab_multiple=1,
             dropout=c["hidden_dropout_prob"],

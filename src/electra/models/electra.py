@@ -16,9 +16,9 @@ from electra.models.encoder import (
     EncoderConfig,
     glorot_linear,
     init_truncated_,
-    resize_vocabulary_,
+    resize_token_embeddings_,
 )
-from electra.models.start import look_at_neighbours_
+from electra.models.local_init import init_local_attention_
 
 Sharing = Literal["none", "embeddings", "all", "gdes"]
 GeneratorKind = Literal["transformer", "unigram", "uniform"]
@@ -35,7 +35,7 @@ class GeneratorConfig:
     """Fraction of the discriminator's hidden and feed-forward widths and of its heads."""
     depth: float = 1.0
     """Fraction of the discriminator's layers."""
-    share: Sharing = "embeddings"
+    tie: Sharing = "embeddings"
     """What both networks have in common: 'embeddings' (the token, position and segment tables and
     their LayerNorm), 'all' (one body, which needs equal sizes) or 'none'; 'gdes' lets the
     discriminator read the generator's tables but not move them: it adds a difference of its own."""
@@ -45,9 +45,9 @@ def generator_sizes(model: EncoderConfig, generator: GeneratorConfig) -> Encoder
     """The generator's encoder: rounded fractions, the same rules for heads and feed-forward."""
     if not (0 < generator.width <= 1 and 0 < generator.depth <= 1):
         raise UserError("generator.width and generator.depth are fractions above 0, at most 1.")
-    if generator.share == "all" and (generator.width, generator.depth) != (1, 1):
+    if generator.tie == "all" and (generator.width, generator.depth) != (1, 1):
         raise UserError(
-            "generator.share=all makes both networks one body, so they need the same size: "
+            "generator.tie=all makes both networks one body, so they need the same size: "
             "set generator.width=1 generator.depth=1, or share only the embeddings."
         )
     # round, not int: 768 x 0.33333 is 256, not 255
@@ -59,7 +59,7 @@ def generator_sizes(model: EncoderConfig, generator: GeneratorConfig) -> Encoder
         heads=max(1, round(model.heads * generator.width)) if model.heads else 0,
         feed_forward=round(model.feed_forward * generator.width) if model.feed_forward else 0,
         # Shared tables keep the discriminator's width; its own ones have the generator's.
-        embedding=hidden if generator.share == "none" else model.embedding,
+        embedding=hidden if generator.tie == "none" else model.embedding,
     )
 
 
@@ -74,21 +74,21 @@ class Generator(nn.Module):
         self.norm = nn.LayerNorm(config.embedding, eps=1e-12)
         self.bias = nn.Parameter(torch.zeros(config.table_rows))
         self.absent: Tensor
-        self.register_buffer("absent", absent_rows(config, absent), persistent=False)
+        self.register_buffer("absent", absent_token_mask(config, absent), persistent=False)
         init_truncated_(self.dense.weight, config.init_std)
         nn.init.zeros_(self.dense.bias)
 
     def forward(
-        self, ids: Tensor, segments: Tensor, real: Tensor | None, positions: Tensor
+        self, ids: Tensor, segments: Tensor, attention_mask: Tensor | None, positions: Tensor
     ) -> Tensor:
         """Logits over the vocabulary at `positions` alone: the other 85 % are never computed."""
-        return self.predict(self.states(ids, segments, real, positions))
+        return self.predict(self.states(ids, segments, attention_mask, positions))
 
     def states(
-        self, ids: Tensor, segments: Tensor, real: Tensor | None, positions: Tensor
+        self, ids: Tensor, segments: Tensor, attention_mask: Tensor | None, positions: Tensor
     ) -> Tensor:
         """The encoder's vectors at `positions`."""
-        hidden = self.encoder(ids, segments, real)
+        hidden = self.encoder(ids, segments, attention_mask)
         index = positions[..., None].expand(-1, -1, hidden.shape[2])
         return hidden.gather(1, index)  # (batch, masked, hidden)
 
@@ -113,9 +113,11 @@ class Discriminator(nn.Module):
         init_truncated_(self.dense.weight, encoder.config.init_std)
         nn.init.zeros_(self.dense.bias)
 
-    def forward(self, ids: Tensor, segments: Tensor, real: Tensor | None = None) -> Tensor:
+    def forward(
+        self, ids: Tensor, segments: Tensor, attention_mask: Tensor | None = None
+    ) -> Tensor:
         """The logit of 'replaced' for each token."""
-        hidden = self.encoder(ids, segments, real)
+        hidden = self.encoder(ids, segments, attention_mask)
         return self.score(F.gelu(self.dense(hidden))).squeeze(-1)  # (batch, length)
 
 
@@ -146,7 +148,7 @@ class DisentangledEmbeddings(Embeddings):
         return self.dropout(self.norm(x))  # (batch, length, embedding)
 
     @torch.no_grad()
-    def folded(self) -> Embeddings:
+    def merge_disentangled(self) -> Embeddings:
         """An ordinary block with the sums, as everybody else has it."""
         block = copy.deepcopy(self._source[0])
         block.norm = copy.deepcopy(self.norm)
@@ -155,13 +157,13 @@ class DisentangledEmbeddings(Embeddings):
         return block
 
 
-def folded(discriminator: Discriminator) -> Discriminator:
+def merge_disentangled(discriminator: Discriminator) -> Discriminator:
     """The discriminator with ordinary tables, to be exported; itself where it has them already."""
     block = discriminator.encoder.embeddings
     if not isinstance(block, DisentangledEmbeddings):
         return discriminator
     plain = copy.deepcopy(discriminator)
-    plain.encoder.embeddings = block.folded()
+    plain.encoder.embeddings = block.merge_disentangled()
     return plain
 
 
@@ -178,28 +180,28 @@ def build_body(
 ) -> Encoder:
     """The generator's encoder, beside the network that is kept: mostly a discriminator."""
     sizes = generator_sizes(model, generator)
-    if generator.share == "all":
+    if generator.tie == "all":
         body = discriminator.encoder
-    elif generator.share == "embeddings":
+    elif generator.tie == "embeddings":
         body = Encoder(sizes, embeddings=discriminator.encoder.embeddings)
     else:
         body = Encoder(sizes)
-    if generator.share == "gdes":
+    if generator.tie == "gdes":
         discriminator.encoder.embeddings = DisentangledEmbeddings(model, body.embeddings)
-    start_(model, discriminator.encoder, body)
+    init_attention_(model, discriminator.encoder, body)
     return body
 
 
-def start_(model: EncoderConfig, *encoders: Encoder) -> None:
+def init_attention_(model: EncoderConfig, *encoders: Encoder) -> None:
     """How attention starts, where it does not start at random."""
-    if model.start == "neighbours":
+    if model.init == "local":
         for encoder in encoders:
-            look_at_neighbours_(encoder)
+            init_local_attention_(encoder)
             if isinstance(encoder.embeddings, DisentangledEmbeddings):
                 encoder.embeddings.zero_()  # the waves stand in the generator's table
 
 
-def resize_vocabulary(
+def resize_token_embeddings(
     generator: Generator, discriminator: Discriminator, vocab_size: int, absent: Sequence[int] = ()
 ) -> None:
     """Another vocabulary size for both networks, what was shared staying shared."""
@@ -208,17 +210,17 @@ def resize_vocabulary(
     config = generator.encoder.config
     for block in {generator.encoder.embeddings, discriminator.encoder.embeddings}:
         kept = block.token.num_embeddings
-        resize_vocabulary_(block, config.table_rows, config.init_std)
+        resize_token_embeddings_(block, config.table_rows, config.init_std)
         if isinstance(block, DisentangledEmbeddings):
             block.token.weight.data[kept:] = 0  # new words begin without a difference
     bias = torch.zeros(config.table_rows, device=generator.bias.device)
     kept = min(len(bias), len(generator.bias))
     bias[:kept] = generator.bias.detach()[:kept]
     generator.bias = nn.Parameter(bias)
-    generator.absent = absent_rows(config, absent).to(bias.device)
+    generator.absent = absent_token_mask(config, absent).to(bias.device)
 
 
-def absent_rows(config: EncoderConfig, absent: Sequence[int]) -> Tensor:
+def absent_token_mask(config: EncoderConfig, absent: Sequence[int]) -> Tensor:
     """True for the rows of the table that are no token: holes in the vocabulary and padding."""
     rows = torch.arange(config.table_rows) >= config.vocab_size
     rows[list(absent)] = True

@@ -29,7 +29,7 @@ class EncoderConfig:
     """Inner width of the feed-forward part; 0 means 4 x hidden."""
     embedding: int = 128
     """Width of the embedding tables; a projection follows where it differs from hidden."""
-    positions: int = 512
+    max_positions: int = 512
     """Longest input that the position table allows, whatever the training length."""
     vocab_size: int = 0
     """Number of token ids; 0 takes the tokenizer's."""
@@ -41,12 +41,12 @@ class EncoderConfig:
     """Dropout on attention probabilities."""
     init_std: float = 0.02
     """Standard deviation of the truncated normal that initialises the matrices."""
-    start: Literal["paper", "neighbours"] = "paper"
+    init: Literal["paper", "local"] = "paper"
     """How attention starts: 'paper' at random, 'neighbours' with heads that look at the tokens
     before and after, so that a short run leaves the opening plateau."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "embedding", "positions", "vocab_multiple"):
+        for name in ("layers", "hidden", "embedding", "max_positions", "vocab_multiple"):
             if getattr(self, name) < 1:
                 raise UserError(f"model.{name} must be at least 1.")
         for name in ("heads", "feed_forward", "vocab_size"):
@@ -56,8 +56,8 @@ class EncoderConfig:
             raise UserError("model.init_std must be above 0.")
         if not (0 <= self.dropout < 1 and 0 <= self.attention_dropout < 1):
             raise UserError("model.dropout and model.attention_dropout are shares below 1.")
-        if self.start == "neighbours" and self.embedding % 2:
-            raise UserError("model.start=neighbours needs an even model.embedding.")
+        if self.init == "local" and self.embedding % 2:
+            raise UserError("model.init=local needs an even model.embedding.")
         if self.hidden % self.head_count:
             raise UserError(
                 f"A width of {self.hidden} does not divide into {self.head_count} attention heads: "
@@ -84,7 +84,7 @@ class Embeddings(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.token = nn.Embedding(config.table_rows, config.embedding)
-        self.position = nn.Embedding(config.positions, config.embedding)
+        self.position = nn.Embedding(config.max_positions, config.embedding)
         self.segment = nn.Embedding(2, config.embedding)
         self.norm = nn.LayerNorm(config.embedding, eps=1e-12)
         self.dropout = nn.Dropout(config.dropout)
@@ -153,17 +153,19 @@ class Encoder(nn.Module):
             self.project = glorot_linear(config.embedding, config.hidden)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
 
-    def forward(self, ids: Tensor, segments: Tensor, real: Tensor | None = None) -> Tensor:
-        """`real` is True for tokens and False for padding; padding is hidden as attention key.
+    def forward(
+        self, ids: Tensor, segments: Tensor, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """`attention_mask` (batch, length) is True for tokens and False for padding.
 
-        Or it numbers the documents of each row: a token sees those with its own number.
+        An integer tensor holds document ids instead: a token attends to its own document only.
         """
         x = self.project(self.embeddings(ids, segments))
         mask = None
-        if real is not None:
-            mask = real[:, None, None, :]  # (batch, 1, 1, length)
-            if real.dtype != torch.bool:
-                mask = mask == real[:, None, :, None]  # (batch, 1, length, length)
+        if attention_mask is not None:
+            mask = attention_mask[:, None, None, :]  # (batch, 1, 1, length)
+            if attention_mask.dtype != torch.bool:
+                mask = mask == attention_mask[:, None, :, None]  # (batch, 1, length, length)
         for layer in self.layers:
             x = layer(x, mask)
         return x  # (batch, length, hidden)
@@ -188,7 +190,7 @@ def glorot_linear(inputs: int, outputs: int) -> nn.Linear:
     return linear
 
 
-def resize_vocabulary_(embeddings: Embeddings, rows: int, std: float) -> None:
+def resize_token_embeddings_(embeddings: Embeddings, rows: int, std: float) -> None:
     """Grow or cut the token table in place; whoever shares the block sees the new table."""
     old = embeddings.token.weight
     new = torch.empty(rows, old.shape[1], device=old.device, dtype=old.dtype)

@@ -23,11 +23,11 @@ class TextHead(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.output = glorot_linear(hidden, outputs)
 
-    def forward(self, hidden: Tensor, real: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         if self.pool == "first":
             text = hidden[:, 0]
         else:  # the strongest value of each feature, for bodies too shallow to gather in [CLS]
-            text = hidden.masked_fill(~real[..., None], float("-inf")).amax(1)
+            text = hidden.masked_fill(~attention_mask[..., None], float("-inf")).amax(1)
         return self.output(self.dropout(text))  # (batch, outputs)
 
 
@@ -47,7 +47,7 @@ class DeepTextHead(nn.Module):
             init_truncated_(linear.weight, std)
             nn.init.zeros_(linear.bias)
 
-    def forward(self, hidden: Tensor, real: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         text = F.gelu(self.dense(self.drop_input(hidden[:, 0])))
         return self.output(self.dropout(text))  # (batch, outputs)
 
@@ -60,7 +60,7 @@ class TagHead(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.output = glorot_linear(hidden, outputs)
 
-    def forward(self, hidden: Tensor, real: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         return self.output(self.dropout(hidden))  # (batch, length, outputs)
 
 

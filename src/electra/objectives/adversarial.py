@@ -12,27 +12,33 @@ from torch import Tensor, nn
 from electra.models.electra import Discriminator, Generator
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
-from electra.objectives.objective import Ids, Outcome, Sums, add_up
-from electra.objectives.rtd import SUMS, ReplacedTokenDetection, summarise
+from electra.objectives.objective import LossOutput, MetricSums, VocabInfo, sum_each
+from electra.objectives.rtd import METRIC_SUMS, ReplacedTokenDetection, compute_metrics
 from electra.objectives.settings import ObjectiveConfig
 
 
 class Adversarial(ReplacedTokenDetection):
     """Detection against a generator that is told nothing but how well it misled."""
 
-    names = (*SUMS, "reward", "baseline_loss")
+    metric_names = (*METRIC_SUMS, "reward", "baseline_loss")
 
     def __init__(
-        self, config: ObjectiveConfig, generator: Generator, discriminator: Discriminator, ids: Ids
+        self,
+        config: ObjectiveConfig,
+        generator: Generator,
+        discriminator: Discriminator,
+        ids: VocabInfo,
     ) -> None:
         super().__init__(config, generator, discriminator, ids)
         # b = -log sigmoid(w h): it begins at log 2, the loss of a discriminator that knows nothing
         self.baseline = nn.Linear(generator.encoder.config.hidden, 1, bias=False)
         nn.init.zeros_(self.baseline.weight)
 
-    def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
+    def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> LossOutput:
         assert isinstance(self.generator, Generator)
-        states = self.generator.states(masked.inputs, batch.segments, batch.seen, masked.positions)
+        states = self.generator.states(
+            masked.inputs, batch.segments, batch.doc_ids, masked.positions
+        )
         logits = self.generator.predict(states).float()
         guesses = self.read(logits, masked, sample=True)
         found = self.detect(batch, masked, guesses)
@@ -45,31 +51,31 @@ class Adversarial(ReplacedTokenDetection):
         expected = self.baseline(states.detach()).squeeze(-1).float()
         gain = reward + F.logsigmoid(expected.detach())  # R - b
         chance = self.log_chance(logits, guesses.samples, masked)
-        raised = (chance * gain * masked.drawn).sum()
+        raised = (chance * gain * masked.is_masked).sum()
         # The discriminator's probability of the right verdict is exp(-R): cross-entropy to that
         miss = F.binary_cross_entropy_with_logits(expected, (-reward).exp(), reduction="none")
-        baseline_loss = (miss * masked.drawn).sum()
+        baseline_loss = (miss * masked.is_masked).sum()
 
         weights = self.weights / totals
         loss = weights[0] * (baseline_loss - raised) + weights[1] * found.loss
-        more = add_up(reward * masked.drawn, baseline_loss)
-        return Outcome(loss, torch.cat([found.sums, more]), *found[2:])
+        more = sum_each(reward * masked.is_masked, baseline_loss)
+        return LossOutput(loss, torch.cat([found.sums, more]), *found[2:])
 
     def log_chance(self, logits: Tensor, samples: Tensor, masked: Masked) -> Tensor:
         """How likely each sample was, under the distribution that it was drawn from."""
         scores = logits / self.config.temperature
-        if self.config.exclude_true:
-            scores = scores.scatter(-1, masked.originals[..., None], float("-inf"))
+        if self.config.disallow_correct:
+            scores = scores.scatter(-1, masked.labels[..., None], float("-inf"))
         return scores.log_softmax(-1).gather(-1, samples[..., None]).squeeze(-1)  # (batch, slots)
 
-    def summarise(self, sums: Sums) -> dict[str, float]:
+    def compute_metrics(self, sums: MetricSums) -> dict[str, float]:
         """`loss` is the discriminator's: the two networks do not pull on one rope."""
-        figures, masked = summarise(sums, self.config), max(sums["masked"], 1)
+        figures, masked = compute_metrics(sums, self.config), max(sums["masked"], 1)
         return figures | {
             "loss": self.config.discriminator_weight * figures["detection_loss"],
             "reward": sums["reward"] / masked,
             "baseline_loss": sums["baseline_loss"] / masked,
         }
 
-    def guessing_loss(self, entropy: float) -> float:
+    def unigram_loss(self, entropy: float) -> float:
         return float("inf")  # nobody teaches it words

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from electra.models.electra import Generator
 from electra.models.encoder import glorot_linear
-from electra.models.simple import FrequencyGenerator
+from electra.models.frequency_generator import FrequencyGenerator
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
 from electra.objectives.objective import (
-    GENERATOR_SUMS,
-    Ids,
-    Outcome,
-    Sums,
-    add_up,
-    generator_figures,
+    GENERATOR_METRIC_SUMS,
+    LossOutput,
+    MetricSums,
+    VocabInfo,
+    generator_metrics,
     generator_sums,
+    sum_each,
 )
 from electra.objectives.replace_mlm import ReplaceMlm
 from electra.objectives.settings import ObjectiveConfig
@@ -40,8 +40,8 @@ class Said(NamedTuple):
 class AllTokensMlm(ReplaceMlm):
     """The gate is trained through the mixture, and by its own loss: is this word the original?"""
 
-    names = (
-        *GENERATOR_SUMS,
+    metric_names = (
+        *GENERATOR_METRIC_SUMS,
         *("tokens", "replaced", "model_loss", "model_right", "gate_loss", "flagged", "caught"),
     )
     auc = "gate_auc"
@@ -51,34 +51,34 @@ class AllTokensMlm(ReplaceMlm):
         config: ObjectiveConfig,
         generator: Generator | FrequencyGenerator,
         mlm: Generator,
-        ids: Ids,
+        ids: VocabInfo,
     ) -> None:
         super().__init__(config, generator, mlm, ids)
         self.gate = glorot_linear(mlm.encoder.config.hidden, 1)
 
-    def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
+    def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> LossOutput:
         c = self.config
-        ids, segments, real, seen = batch
-        guesses = self.fill(batch, masked)
+        ids, segments, attention_mask, doc_ids = batch
+        guesses = self.run_generator(batch, masked)
         corrupted, replaced = self.corrupt(batch, masked, guesses.samples)
 
-        hidden = self.mlm.encoder(corrupted, segments, seen)
+        hidden = self.mlm.encoder(corrupted, segments, doc_ids)
         said = self.say(hidden, batch, corrupted)
         copy = self.gate(hidden).squeeze(-1).float()  # (batch, length) the logit of D
         nll = -mixture(copy, said.true, replaced)
         gate = F.binary_cross_entropy_with_logits(-copy, replaced.float(), reduction="none")
-        model_loss, gate_loss = (nll * real).sum(), (gate * real).sum()
+        model_loss, gate_loss = (nll * attention_mask).sum(), (gate * attention_mask).sum()
         kept = (c.model_weight * model_loss + c.gate_weight * gate_loss) / totals[1]
         loss = c.generator_weight * guesses.loss / totals[0] + kept
         with torch.no_grad():
-            flagged = (copy < 0) & real
+            flagged = (copy < 0) & attention_mask
             right = (best_guess(said, copy, corrupted) == ids).gather(1, masked.positions)
-            sums = add_up(
+            sums = sum_each(
                 *generator_sums(guesses, masked),
-                *(real, replaced, model_loss, right & masked.drawn),
+                *(attention_mask, replaced, model_loss, right & masked.is_masked),
                 *(gate_loss, flagged, flagged & replaced),
             )
-        return Outcome(loss, sums, corrupted, replaced, -copy.detach(), real)
+        return LossOutput(loss, sums, corrupted, replaced, -copy.detach(), attention_mask)
 
     def say(self, hidden: Tensor, batch: Batch, corrupted: Tensor) -> "Said":
         """What the softmax gives the words that matter."""
@@ -87,9 +87,9 @@ class AllTokensMlm(ReplaceMlm):
         best, word = logs.detach().max(-1)
         return Said(true, here.detach(), best, word)
 
-    def summarise(self, sums: Sums) -> dict[str, float]:
+    def compute_metrics(self, sums: MetricSums) -> dict[str, float]:
         c, tokens = self.config, max(sums["tokens"], 1)
-        figures = generator_figures(sums)
+        figures = generator_metrics(sums)
         model_loss, gate_loss = sums["model_loss"] / tokens, sums["gate_loss"] / tokens
         kept = c.model_weight * model_loss + c.gate_weight * gate_loss
         return {

@@ -14,10 +14,10 @@ class Batch(NamedTuple):
 
     ids: Tensor
     segments: Tensor
-    real: Tensor
+    attention_mask: Tensor
     """True for tokens, False for padding."""
-    seen: Tensor
-    """What attention goes by: `real`, or the number of each token's document in its row."""
+    doc_ids: Tensor
+    """`attention_mask`, or where documents are kept apart, each token's document id in its row."""
 
 
 def unpack(rows: Tensor, start: int | None = None) -> Batch:
@@ -27,8 +27,8 @@ def unpack(rows: Tensor, start: int | None = None) -> Batch:
     """
     ids, first, total = rows[:, :-2].long(), rows[:, -2:-1], rows[:, -1:]
     place = torch.arange(ids.shape[1], device=rows.device)
-    real = place < total
-    seen = real
+    attention_mask = place < total
+    doc_ids = attention_mask
     if start is not None:
-        seen = torch.where(real, (ids == start).cumsum(1), BEHIND)
-    return Batch(ids, ((place >= first) & real).long(), real, seen)
+        doc_ids = torch.where(attention_mask, (ids == start).cumsum(1), BEHIND)
+    return Batch(ids, ((place >= first) & attention_mask).long(), attention_mask, doc_ids)

@@ -1,7 +1,7 @@
 """Mask, sample, replace: how a row of text becomes the discriminator's exercise (paper, section 2).
 
 Every shape is static: each row gets the same number of slots, and slots that a short row does not
-use have `drawn` False.
+use have `is_masked` False.
 """
 
 import math
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 Rounding = Literal["round", "ceil"]
-Draw = Literal["distinct", "repeated"]
+MaskSampling = Literal["distinct", "repeated"]
 Rate = float | Tensor
 """A share; where a CUDA graph reads it anew at each step, a tensor in fp64 with one element."""
 
@@ -21,32 +21,34 @@ class Masked(NamedTuple):
 
     inputs: Tensor  # (batch, length) with [MASK] at most of the drawn positions
     positions: Tensor  # (batch, slots)
-    drawn: Tensor  # (batch, slots) False for slots that the row does not use
-    originals: Tensor  # (batch, slots) the true tokens
+    is_masked: Tensor  # (batch, slots) False for slots that the row does not use
+    labels: Tensor  # (batch, slots) the true tokens
 
 
-def slots_for(length: int, rate: float, rounding: Rounding) -> int:
+def max_masked(length: int, rate: float, rounding: Rounding) -> int:
     """Masked positions of a full row; with 'round' the original's formula: 19 at 128, 79 at 512."""
     slots = math.ceil(rate * length) if rounding == "ceil" else int((rate + 0.005) * length)
     return min(max(1, slots), length)
 
 
-def mask_counts(real: Tensor, candidates: Tensor, rate: Rate, rounding: Rounding) -> Tensor:
+def mask_counts(
+    attention_mask: Tensor, candidates: Tensor, rate: Rate, rounding: Rounding
+) -> Tensor:
     """How many positions each row masks: its share of the real tokens, at least one."""
-    length = real.shape[1]
+    length = attention_mask.shape[1]
     most: Rate
     if isinstance(rate, Tensor):  # `slots_for` in the same precision, so with the same result
         slots = (rate * length).ceil() if rounding == "ceil" else ((rate + 0.005) * length).floor()
         most, rate = slots.clamp_min(1), rate.float()
     else:
-        most = slots_for(length, rate, rounding)
-    wanted = real.sum(1) * rate
+        most = max_masked(length, rate, rounding)
+    wanted = attention_mask.sum(1) * rate
     wanted = wanted.ceil() if rounding == "ceil" else wanted.round()
     wanted = wanted.clamp_min(1).clamp_max(most)
     return torch.minimum(wanted.long(), candidates.sum(1))  # (batch,)
 
 
-def choose_positions(candidates: Tensor, slots: int, draw: Draw) -> Tensor:
+def sample_positions(candidates: Tensor, slots: int, draw: MaskSampling) -> Tensor:
     """Random positions; candidates come first, whatever has to fill the rest of the slots."""
     if draw == "repeated":  # as the released code, which draws a position more than once
         odds = candidates.float() + 1e-30  # a row without candidates must not stop the run
@@ -58,7 +60,7 @@ def choose_positions(candidates: Tensor, slots: int, draw: Draw) -> Tensor:
 
 def mask_tokens(
     ids: Tensor,
-    real: Tensor,
+    attention_mask: Tensor,
     maskable: Tensor,
     mask_id: int,
     *,
@@ -66,7 +68,7 @@ def mask_tokens(
     top_rate: float = 0.0,
     shown: float = 0.85,
     rounding: Rounding = "round",
-    draw: Draw = "distinct",
+    draw: MaskSampling = "distinct",
 ) -> Masked:
     """Draw positions among the real, non-special tokens and hide most of them behind [MASK].
 
@@ -74,15 +76,15 @@ def mask_tokens(
     1 - `shown` keeps its true token in the generator's input; it is predicted and replaced as well.
     Where the rate changes in the course of a run, `top_rate` is its highest value: slots for that.
     """
-    candidates = real & maskable[ids]
+    candidates = attention_mask & maskable[ids]
     highest = top_rate if isinstance(rate, Tensor) else max(rate, top_rate)
-    slots = slots_for(ids.shape[1], highest, rounding)
-    counts = mask_counts(real, candidates, rate, rounding)
-    positions = choose_positions(candidates, slots, draw)
-    drawn = torch.arange(slots, device=ids.device) < counts[:, None]
-    hidden = drawn & (torch.rand(drawn.shape, device=ids.device) < shown)
+    slots = max_masked(ids.shape[1], highest, rounding)
+    counts = mask_counts(attention_mask, candidates, rate, rounding)
+    positions = sample_positions(candidates, slots, draw)
+    is_masked = torch.arange(slots, device=ids.device) < counts[:, None]
+    hidden = is_masked & (torch.rand(is_masked.shape, device=ids.device) < shown)
     inputs = put(ids, positions, torch.full_like(positions, mask_id), hidden)
-    return Masked(inputs, positions, drawn, ids.gather(1, positions))
+    return Masked(inputs, positions, is_masked, ids.gather(1, positions))
 
 
 def sample_tokens(logits: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:

@@ -10,33 +10,35 @@ from electra.models.electra import (
     build_body,
     build_pair,
     generator_sizes,
-    start_,
+    init_attention_,
 )
 from electra.models.encoder import Encoder, EncoderConfig
-from electra.models.simple import FrequencyGenerator
-from electra.models.towers import TwoTowers
+from electra.models.frequency_generator import FrequencyGenerator
+from electra.models.two_tower import TwoTowerGenerator
 from electra.objectives.adversarial import Adversarial
 from electra.objectives.all_tokens_mlm import AllTokensMlm
 from electra.objectives.electric import Electric
 from electra.objectives.mlm import MaskedLanguageModel
-from electra.objectives.objective import Ids, Objective
+from electra.objectives.objective import Objective, VocabInfo
 from electra.objectives.replace_mlm import ReplaceMlm
 from electra.objectives.rtd import ReplacedTokenDetection
 from electra.objectives.rtd_masked import MaskedTokenDetection
 from electra.objectives.settings import Kind, ObjectiveConfig
 from electra.objectives.two_stage import TwoStage
 
-Build = Callable[[ObjectiveConfig, EncoderConfig, GeneratorConfig, Ids], Objective]
+Build = Callable[[ObjectiveConfig, EncoderConfig, GeneratorConfig, VocabInfo], Objective]
 
 
-def build_simple(model: EncoderConfig, generator: GeneratorConfig, ids: Ids) -> FrequencyGenerator:
+def build_simple(
+    model: EncoderConfig, generator: GeneratorConfig, ids: VocabInfo
+) -> FrequencyGenerator:
     """A generator that does not learn; the frequencies are counted when a run begins."""
     counted = generator.kind == "unigram"
     return FrequencyGenerator(model, ids.absent, ids.special, counted=counted)
 
 
 def build_rtd(
-    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: Ids
+    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: VocabInfo
 ) -> Objective:
     """Detection of what a generator put; 'rtd' and 'rtd-masked'."""
     small: Generator | FrequencyGenerator
@@ -44,23 +46,23 @@ def build_rtd(
         small, discriminator = build_pair(model, generator, ids.absent)
     else:
         discriminator = Discriminator(Encoder(model))
-        start_(model, discriminator.encoder)
+        init_attention_(model, discriminator.encoder)
         small = build_simple(model, generator, ids)
     kind = MaskedTokenDetection if config.kind == "rtd-masked" else ReplacedTokenDetection
     return kind(config, small, discriminator, ids)
 
 
 def build_mlm(
-    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: Ids
+    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: VocabInfo
 ) -> Objective:
     """A masked language model alone."""
     mlm = Generator(Encoder(model), ids.absent)
-    start_(model, mlm.encoder)
+    init_attention_(model, mlm.encoder)
     return MaskedLanguageModel(config, mlm, ids)
 
 
 def build_replace_mlm(
-    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: Ids
+    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: VocabInfo
 ) -> Objective:
     """A big masked language model beside a generator; 'replace-mlm' and 'all-tokens-mlm'."""
     mlm = Generator(Encoder(model), ids.absent)
@@ -68,39 +70,39 @@ def build_replace_mlm(
     if generator.kind == "transformer":
         small = Generator(build_body(model, generator, mlm), ids.absent)
     else:
-        start_(model, mlm.encoder)
+        init_attention_(model, mlm.encoder)
         small = build_simple(model, generator, ids)
     kind = AllTokensMlm if config.kind == "all-tokens-mlm" else ReplaceMlm
     return kind(config, small, mlm, ids)
 
 
 def build_two_stage(
-    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: Ids
+    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: VocabInfo
 ) -> Objective:
     """Two networks that have nothing in common; of one size, they are alike in each width."""
     same = (generator.width, generator.depth) == (1, 1)
     sizes = model if same else generator_sizes(model, generator)
     discriminator, small = Discriminator(Encoder(model)), Generator(Encoder(sizes), ids.absent)
-    start_(model, discriminator.encoder, small.encoder)
+    init_attention_(model, discriminator.encoder, small.encoder)
     return TwoStage(config, small, discriminator, ids)
 
 
 def build_adversarial(
-    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: Ids
+    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: VocabInfo
 ) -> Objective:
     """The pair of the paper, and a baseline."""
     return Adversarial(config, *build_pair(model, generator, ids.absent), ids)
 
 
 def build_electric(
-    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: Ids
+    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: VocabInfo
 ) -> Objective:
     """Two towers of the generator's size beside the network that gives the energies."""
     discriminator = Discriminator(Encoder(model))
     forwards = build_body(model, generator, discriminator)
     backwards = Encoder(forwards.config, embeddings=forwards.embeddings)
-    start_(model, backwards)
-    return Electric(config, TwoTowers(forwards, backwards, ids.absent), discriminator, ids)
+    init_attention_(model, backwards)
+    return Electric(config, TwoTowerGenerator(forwards, backwards, ids.absent), discriminator, ids)
 
 
 KINDS: dict[Kind, Build] = {
@@ -119,7 +121,7 @@ def check_together(
     config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig
 ) -> None:
     """Refuse settings that do not go together, with the reason."""
-    kind, share = config.kind, generator.share
+    kind, share = config.kind, generator.tie
     if kind == "mlm":
         return  # there is no generator
     if generator.kind != "transformer":
@@ -130,23 +132,23 @@ def check_together(
             )
         if share in ("all", "gdes"):
             raise UserError(
-                f"generator.kind={generator.kind} has no weights, so generator.share={share} has "
-                "nothing to share: leave generator.share at embeddings."
+                f"generator.kind={generator.kind} has no weights, so generator.tie={share} has "
+                "nothing to share: leave generator.tie at embeddings."
             )
     if kind in ("replace-mlm", "all-tokens-mlm") and share == "gdes":
         raise UserError(
-            f"objective.kind={kind} predicts words with its token table, which generator.share="
-            "gdes takes apart: set generator.share=embeddings or none."
+            f"objective.kind={kind} predicts words with its token table, which generator.tie="
+            "gdes takes apart: set generator.tie=embeddings or none."
         )
     if kind == "electric" and share == "all":
         raise UserError(
             "objective.kind=electric has a generator of two towers, which cannot be the "
-            "discriminator's one body: set generator.share=embeddings, gdes or none."
+            "discriminator's one body: set generator.tie=embeddings, gdes or none."
         )
     if kind == "adversarial" and share == "all":
         raise UserError(
             "objective.kind=adversarial has the generator raise the loss that the discriminator "
-            "lowers, which one body cannot do: set generator.share=embeddings, gdes or none."
+            "lowers, which one body cannot do: set generator.tie=embeddings, gdes or none."
         )
     if kind == "two-stage":
         check_stages(config, generator)
@@ -156,21 +158,21 @@ def check_together(
 
 def check_stages(config: ObjectiveConfig, generator: GeneratorConfig) -> None:
     """What the two stages need of the generator."""
-    if generator.share != "none":
+    if generator.tie != "none":
         raise UserError(
             "objective.kind=two-stage freezes the generator while the discriminator learns, so "
-            "they cannot share weights: set generator.share=none."
+            "they cannot share weights: set generator.tie=none."
         )
-    if config.copy_start and (generator.width, generator.depth) != (1, 1):
+    if config.init_from_generator and (generator.width, generator.depth) != (1, 1):
         raise UserError(
             "objective.kind=two-stage starts the discriminator from the generator's weights, so "
             "they need the same size: set generator.width=1 generator.depth=1, or "
-            "objective.copy_start=false."
+            "objective.init_from_generator=false."
         )
 
 
 def build(
-    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: Ids
+    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: VocabInfo
 ) -> Objective:
     """The networks of an objective with their initial weights, and its loss."""
     check_together(config, model, generator)

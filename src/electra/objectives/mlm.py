@@ -6,16 +6,16 @@ from torch import Tensor
 from electra.models.electra import Discriminator, Generator
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked, put
-from electra.objectives.objective import Ids, Objective, Outcome, Sums, add_up
+from electra.objectives.objective import LossOutput, MetricSums, Objective, VocabInfo, sum_each
 from electra.objectives.settings import ObjectiveConfig
 
 
 class MaskedLanguageModel(Objective):
     """One network, of the size that a discriminator would have; there is no generator."""
 
-    names = ("masked", "model_loss", "model_right")
+    metric_names = ("masked", "model_loss", "model_right")
 
-    def __init__(self, config: ObjectiveConfig, mlm: Generator, ids: Ids) -> None:
+    def __init__(self, config: ObjectiveConfig, mlm: Generator, ids: VocabInfo) -> None:
         super().__init__(config, mlm.encoder.config.table_rows, ids)
         self.mlm = mlm
         words = (self.maskable & ~mlm.absent).nonzero().flatten()
@@ -26,26 +26,28 @@ class MaskedLanguageModel(Objective):
         """Some of the positions that still show their token show a random one, as in BERT."""
         c = self.config
         masked = super().mask(batch)
-        if not c.mask_random:
+        if not c.random_token_prob:
             return masked
         shape, device = masked.positions.shape, masked.positions.device
-        visible = masked.drawn & (masked.inputs.gather(1, masked.positions) != self.mask_id)
-        chosen = visible & (torch.rand(shape, device=device) < c.mask_random / (1 - c.mask_shown))
+        visible = masked.is_masked & (masked.inputs.gather(1, masked.positions) != self.mask_id)
+        chosen = visible & (
+            torch.rand(shape, device=device) < c.random_token_prob / (1 - c.mask_token_prob)
+        )
         random = self.words[torch.randint(len(self.words), shape, device=device)]
         return masked._replace(inputs=put(masked.inputs, masked.positions, random, chosen))
 
-    def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> Outcome:
-        answers = self.guess(self.mlm, masked.inputs, batch, masked, sample=False)
-        sums = add_up(masked.drawn, answers.loss, answers.right)
-        return Outcome(answers.loss / totals[0], sums)
+    def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> LossOutput:
+        answers = self.run_mlm(self.mlm, masked.inputs, batch, masked, sample=False)
+        sums = sum_each(masked.is_masked, answers.loss, answers.right)
+        return LossOutput(answers.loss / totals[0], sums)
 
-    def summarise(self, sums: Sums) -> dict[str, float]:
+    def compute_metrics(self, sums: MetricSums) -> dict[str, float]:
         loss = sums["model_loss"] / max(sums["masked"], 1)
         accuracy = sums["model_right"] / max(sums["masked"], 1)
         return {"loss": loss, "model_loss": loss, "model_accuracy": accuracy}
 
-    def guessing_loss(self, entropy: float) -> float:
-        return (self.config.mask_shown + self.config.mask_random) * entropy
+    def unigram_loss(self, entropy: float) -> float:
+        return (self.config.mask_token_prob + self.config.random_token_prob) * entropy
 
     def networks(self) -> dict[str, Generator | Discriminator]:
         return {"mlm": self.mlm}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from electra.errors import UserError
-from electra.objectives.corrupt import Draw, Rounding
+from electra.objectives.corrupt import MaskSampling, Rounding
 
 Kind = Literal[
     "rtd",
@@ -32,21 +32,21 @@ class ObjectiveConfig:
     mask_rate_end: float = 0.0
     """Mask rate at the end of the run, approached linearly; 0 stays at mask_rate. Held-out figures
     are always taken at mask_rate, so that they compare."""
-    mask_shown: float = 0.85
+    mask_token_prob: float = 0.85
     """Share of the drawn positions that the generator sees as [MASK]; the others keep their token.
     The released code has 0.85, the paper's text speaks of masking all of them: 1.0."""
-    mask_random: float = 0.0
+    random_token_prob: float = 0.0
     """mlm: share of the drawn positions that show a random word; BERT's 80/10/10 is
-    objective.mask_shown=0.8 objective.mask_random=0.1."""
-    count: Rounding = "round"
+    objective.mask_token_prob=0.8 objective.random_token_prob=0.1."""
+    mask_count_rounding: Rounding = "round"
     """How mask_rate x tokens becomes a number: 'round' as the released code (19 of 128),
     'ceil' as the paper's text (20 of 128)."""
-    draw: Draw = "distinct"
+    mask_sampling: MaskSampling = "distinct"
     """'distinct' draws each position at most once; 'repeated' draws with replacement as the
     released code does, so that fewer tokens (13.8 % of 128) are masked."""
     temperature: float = 1.0
     """Temperature of the generator's samples."""
-    exclude_true: bool = False
+    disallow_correct: bool = False
     """Never sample the true token, so that each drawn position is replaced."""
     generator_weight: float = 1.0
     """Weight of the generator's loss, mostly masked language modelling."""
@@ -57,16 +57,20 @@ class ObjectiveConfig:
     gate_weight: float = 1.0
     """all-tokens-mlm: weight of the copy gate's own loss, which tells it where to copy; 0 leaves
     the gate to the loss of the mixture, as the paper's text has it."""
-    copy_start: bool = True
+    init_from_generator: bool = True
     """two-stage: start the discriminator from the generator's weights, which needs equal sizes;
     without it the discriminator may never leave the majority class."""
 
     def __post_init__(self) -> None:
-        shares = (self.mask_shown, self.mask_random, self.mask_shown + self.mask_random)
+        shares = (
+            self.mask_token_prob,
+            self.random_token_prob,
+            self.mask_token_prob + self.random_token_prob,
+        )
         if not 0 < self.mask_rate < 1 or not all(0 <= share <= 1 for share in shares):
             raise UserError(
-                "objective.mask_rate, mask_shown, mask_random and the sum of these last two are "
-                "shares between 0 and 1."
+                "objective.mask_rate, mask_token_prob, random_token_prob and the sum of these last "
+                "two are shares between 0 and 1."
             )
         if not 0 <= self.mask_rate_end < 1:
             raise UserError("objective.mask_rate_end is a share between 0 and 1; 0 is no schedule.")
@@ -78,24 +82,24 @@ class ObjectiveConfig:
                 raise UserError(f"objective.{name} is a number from 0 on.")
         refusals = (
             (
-                self.mask_random > 0 and self.kind != "mlm",
-                "objective.mask_random puts random words into the input of a masked language model "
-                "that is kept: use it with objective.kind=mlm, or leave it at 0.",
+                self.random_token_prob > 0 and self.kind != "mlm",
+                "objective.random_token_prob puts random words into the input of a masked language "
+                "model that is kept: use it with objective.kind=mlm, or leave it at 0.",
             ),
             (
-                not self.copy_start and self.kind != "two-stage",
-                "objective.copy_start says how the second of two stages begins: use it with "
-                "objective.kind=two-stage, or leave it at true.",
+                not self.init_from_generator and self.kind != "two-stage",
+                "objective.init_from_generator says how the second of two stages begins: use it "
+                "with objective.kind=two-stage, or leave it at true.",
             ),
             (
-                self.draw == "repeated" and self.kind in ("adversarial", "electric"),
+                self.mask_sampling == "repeated" and self.kind in ("adversarial", "electric"),
                 f"objective.kind={self.kind} has one sample for each position: leave "
-                "objective.draw at distinct.",
+                "objective.mask_sampling at distinct.",
             ),
             (
-                self.exclude_true and self.kind == "electric",
+                self.disallow_correct and self.kind == "electric",
                 "objective.kind=electric needs the probability of every sample, the true token "
-                "included: leave objective.exclude_true at false.",
+                "included: leave objective.disallow_correct at false.",
             ),
         )
         for refused, sentence in refusals:

@@ -1,9 +1,10 @@
 """The three sizes of the paper, each hyperparameter of its table 6.
 
-Where the paper's text and the released code differ, the released code is followed, because it made
-the published numbers; objective.mask_shown, objective.count, objective.draw and optim.schedule say
-which. The one exception is objective.draw: the released code draws positions with replacement,
-which its author calls an oversight.
+Where the paper's text and google-research/electra differ, these recipes follow the code, because
+it produced the published numbers: see `objective.mask_token_prob`,
+`objective.mask_count_rounding` and `optim.schedule`. The one exception is
+`objective.mask_sampling`: the original samples positions with replacement, which its author calls
+an oversight.
 """
 
 from electra.models.electra import GeneratorConfig
@@ -23,7 +24,7 @@ def small() -> PretrainConfig:
         generator=GeneratorConfig(width=1 / 4),
         objective=ObjectiveConfig(mask_rate=0.15),
         optim=OptimConfig(lr=5e-4, warmup=10_000),
-        data=DataConfig(length=128, batch=128),
+        data=DataConfig(seq_length=128, batch_size=128),
         train=LoopConfig(budget="1000000steps"),
     )
 
@@ -36,7 +37,7 @@ def base() -> PretrainConfig:
         generator=GeneratorConfig(width=1 / 3),
         objective=ObjectiveConfig(mask_rate=0.15),
         optim=OptimConfig(lr=2e-4, warmup=10_000),
-        data=DataConfig(length=512, batch=256),
+        data=DataConfig(seq_length=512, batch_size=256),
         train=LoopConfig(budget="766000steps"),
     )
 
@@ -49,6 +50,6 @@ def large() -> PretrainConfig:
         generator=GeneratorConfig(width=1 / 4),
         objective=ObjectiveConfig(mask_rate=0.25),
         optim=OptimConfig(lr=2e-4, warmup=10_000),
-        data=DataConfig(length=512, batch=2048),
+        data=DataConfig(seq_length=512, batch_size=2048),
         train=LoopConfig(budget="400000steps"),
     )

@@ -23,13 +23,13 @@ def toy() -> PretrainConfig:
             dropout=0.0,
             attention_dropout=0.0,
             init_std=0.1,
-            start="neighbours",
+            init="local",
         ),
         generator=GeneratorConfig(width=1 / 2),
         objective=ObjectiveConfig(mask_rate=0.15),
         # differs from the paper: a second mean of 50 steps, not of 1000, in a run of so few.
         optim=OptimConfig(lr=1.5e-3, warmup=0.1, betas=(0.9, 0.98)),
-        data=DataConfig(length=64, batch=16),
+        data=DataConfig(seq_length=64, batch_size=16),
         train=LoopConfig(
             budget="4000steps",
             report_every=20,

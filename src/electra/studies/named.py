@@ -8,8 +8,8 @@ from collections.abc import Callable
 from electra.errors import UserError, nearest
 from electra.studies.study import Arm, Scale, Study, full_length
 
-BERT = ("objective.kind=mlm", "objective.mask_shown=0.8", "objective.mask_random=0.1")
-TWO_STAGE = ("objective.kind=two-stage", "generator.width=1", "generator.share=none")
+BERT = ("objective.kind=mlm", "objective.mask_token_prob=0.8", "objective.random_token_prob=0.1")
+TWO_STAGE = ("objective.kind=two-stage", "generator.width=1", "generator.tie=none")
 ABLATION_STEPS = 500_000
 """Length of the runs of the paper's section 3.2."""
 EQUAL_STEPS = (
@@ -65,7 +65,7 @@ def tying(scale: Scale) -> Study:
     """Section 3.2: what generator and discriminator share."""
     printed = {"none": 83.6, "embeddings": 84.3, "all": 84.4}
     arms = tuple(
-        Arm(name=share, overrides=("generator.width=1", f"generator.share={share}"), paper=score)
+        Arm(name=share, overrides=("generator.width=1", f"generator.tie={share}"), paper=score)
         for share, score in printed.items()
     )
     return Study(
@@ -79,7 +79,7 @@ def tying(scale: Scale) -> Study:
         scale=scale,
         recipe=scale.recipe,
         budget=scale.budget
-        or full_length(scale.recipe, ABLATION_STEPS, ["generator.width=1", "generator.share=none"]),
+        or full_length(scale.recipe, ABLATION_STEPS, ["generator.width=1", "generator.tie=none"]),
     )
 
 

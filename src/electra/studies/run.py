@@ -12,9 +12,11 @@ from rich.console import Console
 
 from electra import __version__
 from electra.config import flatten
+from electra.device import choose_device
 from electra.errors import UserError
 from electra.finetune.results import RESULTS, Result, add_result, check_same, read_results
 from electra.finetune.trial import hardware
+from electra.run_dir import check_out_dir, lock_run_dir
 from electra.studies.score import Source
 from electra.studies.study import Arm, Study, configure, row_costs
 from electra.studies.write import write
@@ -22,8 +24,6 @@ from electra.text.shards import Shards
 from electra.train import checkpoint, pretrain
 from electra.train.budget import parse_budget
 from electra.train.data import open_data
-from electra.train.device import choose_device
-from electra.train.folder import check_place, run_folder
 from electra.train.pretrain import PretrainConfig, flops_per_row, read_run_config
 
 FILLED = ("data.folder", "model.vocab_size")
@@ -91,11 +91,11 @@ def run_study(
     Everything that can be refused is refused before anything is trained. Cells that a study in a
     folder of `reuse` has done are taken over.
     """
-    check_place(out, "study", "cells", RESULTS)
+    check_out_dir(out, "study", "cells", RESULTS)
     cells = grid(study, data, out, seeds, changes)
-    shards = open_data(cells[0].config.data, cells[0].config.model.positions)
+    shards = open_data(cells[0].config.data, cells[0].config.model.max_positions)
     others = [r for folder in reuse for r in results_of(folder)]
-    with run_folder(out):
+    with lock_run_dir(out):
         before = read_results(out)
         check_same(out, before, {"study": study.name})
         done = {(r["arm"], r["seed"]): r for r in before}

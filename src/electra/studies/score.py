@@ -17,7 +17,7 @@ from electra.finetune.probe import Network, probe
 from electra.finetune.results import digest, summary
 from electra.finetune.run import FREE, finetune
 from electra.finetune.settings import FinetuneConfig
-from electra.hub.ask import locate
+from electra.model_paths import resolve_model
 from electra.tasks.blimp import Pair, load_blimp
 from electra.tasks.examples import Task
 from electra.tasks.glue import load_glue, plain, present
@@ -78,7 +78,7 @@ class Probed:
 
     def ask(self, run: Path, console: Console) -> dict[str, Any]:
         """Accuracy by the verdicts of a discriminator, or by the likelihood of another network."""
-        kept = locate(str(run), "encoder")
+        kept = resolve_model(str(run), "encoder")
         network: Network = "discriminator" if kept.name == "discriminator" else "generator"
         found = probe(str(kept), self.pairs, network, console)
         return {

@@ -106,7 +106,7 @@ def only_arms(study: Study, names: Sequence[str]) -> Study:
 
 def row_costs(config: PretrainConfig) -> tuple[int, int]:
     """FLOPs of a row in a step: by our count and by the paper's rules."""
-    works, length = row_works(config), config.data.length
+    works, length = row_works(config), config.data.seq_length
     return row_flops(works, length), paper_row_flops(works, length)
 
 
@@ -114,7 +114,7 @@ def full_length(name: str, steps: int, overrides: Sequence[str] = ()) -> float:
     """FLOPs of so many steps of a recipe with the paper's vocabulary, to four digits."""
     config = override(recipe(name), overrides)
     config = replace(config, model=replace(config.model, vocab_size=PAPER_VOCABULARY))
-    return float(f"{steps * config.data.batch * row_costs(config)[0]:.3e}")
+    return float(f"{steps * config.data.batch_size * row_costs(config)[0]:.3e}")
 
 
 def read_budget(text: str) -> float:

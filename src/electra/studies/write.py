@@ -9,12 +9,12 @@ from typing import Any
 from rich.console import Console
 
 from electra.errors import UserError, require
+from electra.files import write_atomic
 from electra.finetune.glue import AVERAGED
 from electra.finetune.results import Result
 from electra.models.paper_flops import ELECTRA_SMALL
 from electra.studies.score import BLIMP, Source, Tuned, headline
 from electra.studies.study import Arm, Study
-from electra.text.files import write_whole
 
 COLOURS = {"": "#1d4ed8", "ELECTRA": "#1d4ed8", "BERT": "#c2410c"}
 FIGURE, TABLE, PAGE = "figure.png", "table.md", "page.md"
@@ -62,7 +62,7 @@ def write(
     if len(names) > 1:
         tables.insert(1, tasks_table(rows, names))
     text = "\n".join(tables)
-    write_whole(out / TABLE, text.encode())
+    write_atomic(out / TABLE, text.encode())
     try:
         draw(study, rows, out / FIGURE)
         figure = f"![The scores of each arm]({FIGURE})\n\n"
@@ -72,7 +72,7 @@ def write(
     state = "" if len(results) == cells else f"So far {len(results)} of {cells} cells are done.\n\n"
     head = f"# {study.title}\n\n{state}{study.note} {study.scale.note}\n\n"
     page = f"{head}{figure}{text}\n{conditions(study, results, sources, command)}"
-    write_whole(out / PAGE, page.encode())
+    write_atomic(out / PAGE, page.encode())
 
 
 def grid_of(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from electra.tasks.examples import Choice, Features, Sentence
 from electra.text.tokenizer import Vocabulary, names_are_text
 
-Ids = npt.NDArray[np.int32]
+VocabInfo = npt.NDArray[np.int32]
 
 BATCH = 10_000  # texts tokenized at a time: the library's results take far more room than the ids
 
@@ -27,11 +27,11 @@ def encode_sentences(
     """The rows of sentences; with `swap` every pair is followed by itself the other way round."""
     first = tokenize(tokenizer, [example.text for example in examples])
     pairs = [number for number, example in enumerate(examples) if example.pair is not None]
-    second: list[Ids | None] = [None] * len(examples)
+    second: list[VocabInfo | None] = [None] * len(examples)
     found = tokenize(tokenizer, [str(examples[number].pair) for number in pairs])
     for number, ids in zip(pairs, found, strict=True):
         second[number] = ids
-    sides: list[tuple[Ids, Ids | None]] = []
+    sides: list[tuple[VocabInfo, VocabInfo | None]] = []
     example: list[int] = []
     for number, (a, b) in enumerate(zip(first, second, strict=True)):
         sides.append((a, b))
@@ -63,7 +63,7 @@ def encode_choices(
     return features(sides, vocab, length, number, target, rows_each=each)
 
 
-def tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ids]:
+def tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> list[VocabInfo]:
     """The tokens of each text; a text that names a special token is text."""
     with names_are_text(tokenizer):
         return [
@@ -76,7 +76,7 @@ def tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Ids]:
 
 
 def features(
-    sides: Sequence[tuple[Ids, Ids | None]],
+    sides: Sequence[tuple[VocabInfo, VocabInfo | None]],
     vocab: Vocabulary,
     length: int,
     example: npt.NDArray[np.int64],

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from electra.errors import UserError, nearest
+from electra.files import write_atomic
 from electra.tasks.glue import SPECS
-from electra.text.files import write_whole
 
 NAMES = {
     "cola": "CoLA",
@@ -52,8 +52,8 @@ def write_submission(folder: Path, predictions: Mapping[str, npt.ArrayLike]) -> 
             )
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        write_whole(folder / name, content)
-    write_whole(folder / SUBMISSION, archive.getvalue())
+        write_atomic(folder / name, content)
+    write_atomic(folder / SUBMISSION, archive.getvalue())
     return folder / SUBMISSION
 
 

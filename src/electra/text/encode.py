@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from electra.text.files import write_whole
+from electra.files import write_atomic
 from electra.text.rows import Layout, Places, fill, packed, pairs
 from electra.text.tokenizer import Vocabulary
 from electra.text.wordcache import WordCache, batches, words_suffice
@@ -104,7 +104,7 @@ def encode_chunk(job: Job, tokenise: Tokenise, number: int, documents: list[byte
         unknown += int(np.count_nonzero(ids == job.vocabulary.unk))
     content = [part.data.cast("B") for part in parts if len(part)]
     if content:
-        write_whole(job.folder / shard_name(number), *content)
+        write_atomic(job.folder / shard_name(number), *content)
     state = hashlib.sha256()
     for some in content:
         state.update(some)

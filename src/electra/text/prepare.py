@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError
+from electra.files import is_disk_full
 from electra.text.encode import Chunk, Done, Job, encode_chunk, open_encoder, open_tokenizer
-from electra.text.files import is_full
 from electra.text.pool import Pool
 from electra.text.read import read_chunks
 from electra.text.rows import Layout
+from electra.text.shard_writer import Target, open_target
 from electra.text.sources import find_sources
-from electra.text.target import Target, open_target
 from electra.text.tokenizer import fingerprint, load_tokenizer, special_names, vocabulary
 
 SHORTEST_ROW, LONGEST_ROW = 8, 65535
@@ -172,7 +172,7 @@ def told_plainly(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if is_full(error):
+        if is_disk_full(error):
             raise UserError(
                 f"The disk is full: '{folder}' could not be written; free some space and run the "
                 "same command again, it goes on where it stopped."

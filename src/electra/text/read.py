@@ -109,7 +109,7 @@ def read_text(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
     yield rest
 
 
-def read_lines(source: Source, on_bytes: OnBytes) -> Iterator[str]:
+def read_jsonl(source: Source, on_bytes: OnBytes) -> Iterator[str]:
     """The lines of a file, each with its end."""
     rest: list[str] = []
     held = 0
@@ -131,7 +131,7 @@ def read_lines(source: Source, on_bytes: OnBytes) -> Iterator[str]:
 
 def read_json(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
     """The field of each line of JSON."""
-    for number, line in enumerate(read_lines(source, on_bytes), start=1):
+    for number, line in enumerate(read_jsonl(source, on_bytes), start=1):
         if not line.strip():
             continue
         place = f"'{source.name}' line {number}"
@@ -152,7 +152,7 @@ def read_json(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
 
 def read_table(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
     """The column of each row of a CSV or TSV file with a header."""
-    lines = read_lines(source, on_bytes)
+    lines = read_jsonl(source, on_bytes)
     csv.field_size_limit(FIELD)
     # A TSV file has no quotation rule: a lone quotation mark is text.
     rows = (

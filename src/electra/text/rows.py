@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Layout = Literal["pairs", "packed"]
-Ids = npt.NDArray[Any]
+VocabInfo = npt.NDArray[Any]
 
 SINGLE = 0.1  # share of rows with one segment only, whatever their lines
 SHORT = 0.05  # share of rows with a shorter target
@@ -131,7 +131,7 @@ def packed(documents: Iterable[int], length: int) -> Places:
 
 
 def fill(
-    tokens: Ids,
+    tokens: VocabInfo,
     spots: Places,
     *,
     layout: Layout,
@@ -139,7 +139,7 @@ def fill(
     pad: int,
     cls: int,
     sep: int,
-) -> Ids:
+) -> VocabInfo:
     """Rows of `length` ids and the columns `first` and `total`, as shards hold them."""
     if int(spots.count.sum()) != len(tokens):
         raise AssertionError("rows must take every token exactly once")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from electra.errors import UserError
-from electra.text.files import file_sha256
+from electra.files import file_sha256
 from electra.text.rows import Layout
 
 FORMAT = 1

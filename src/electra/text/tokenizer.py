@@ -11,8 +11,9 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from electra.errors import UserError
-from electra.text.files import write_whole
-from electra.text.learn import (
+from electra.files import write_atomic
+from electra.text.read import read_chunks
+from electra.text.train_vocab import (
     SPECIAL,
     WORD_LIMIT,
     Kind,
@@ -20,7 +21,6 @@ from electra.text.learn import (
     learn_unigram,
     learn_wordpiece,
 )
-from electra.text.read import read_chunks
 
 NAMES = {
     "pad": ("[PAD]", "<pad>"),
@@ -220,8 +220,8 @@ def save_tokenizer(
     plain.no_truncation()
     plain.no_padding()
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "tokenizer.json", plain.to_str(pretty=True).encode())
-    write_whole(
+    write_atomic(out / "tokenizer.json", plain.to_str(pretty=True).encode())
+    write_atomic(
         out / "tokenizer_config.json",
         (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode(),
     )

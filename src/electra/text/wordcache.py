@@ -46,7 +46,7 @@ FIRST = np.array([(1 << 8 * min(n, 8)) - 1 for n in SIZES], dtype="<u8")
 SECOND = np.array([(1 << 8 * min(max(n - 8, 0), 7)) - 1 for n in SIZES], dtype="<u8")
 LENGTH = np.array([n << 56 for n in SIZES], dtype="<u8")
 
-Ids = npt.NDArray[Any]
+VocabInfo = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
 Text = TypeVar("Text", str, bytes)
@@ -98,9 +98,9 @@ class WordCache:
         # keeps a row from lying across two lines of the processor's cache.
         self.table: Keys = np.zeros((SLOTS, 4), dtype="<u8")
 
-    def __call__(self, documents: list[bytes]) -> tuple[Ids, list[list[int]]]:
+    def __call__(self, documents: list[bytes]) -> tuple[VocabInfo, list[list[int]]]:
         """All ids in one array, and for each document the numbers of ids of its lines."""
-        parts: list[Ids] = [np.empty(0, dtype=self.dtype)]
+        parts: list[VocabInfo] = [np.empty(0, dtype=self.dtype)]
         lines: list[list[int]] = []
         for batch in batches(documents):
             ids, counts = self.encode(b"\n".join(batch))
@@ -111,7 +111,7 @@ class WordCache:
                 self.forget()
         return np.concatenate(parts), lines
 
-    def encode(self, text: bytes) -> tuple[Ids, Ints]:
+    def encode(self, text: bytes) -> tuple[VocabInfo, Ints]:
         """The ids of a text and the number of ids of each of its lines."""
         # Blanks around the text: no word is at an edge, and 16 bytes can be read from any place.
         data = b" %b%b" % (text, b" " * (SHORT + 2))

@@ -25,14 +25,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from electra.device import random_state, set_random_state
 from electra.errors import UserError
-from electra.hub.energies import mark_energies
+from electra.files import is_disk_full
+from electra.hub.electric import mark_electric
 from electra.hub.folders import export, save_tensors
 from electra.objectives.electric import Electric
 from electra.objectives.objective import Objective
 from electra.optim.adam import PaperAdam
-from electra.text.files import is_full
-from electra.train.device import random_state, set_random_state
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def save(
         for name, network in objective.networks().items():
             export(network, partial / name, pad_id)
             if isinstance(objective, Electric):
-                mark_energies(partial / name)
+                mark_electric(partial / name)
             shutil.copytree(run / "tokenizer", partial / name, dirs_exist_ok=True)
         shutil.copyfile(run / "config.yaml", partial / "config.yaml")
         text = json.dumps(dataclasses.asdict(state), indent=2)
@@ -87,7 +87,7 @@ def save(
         _sync(final.parent)
     except BaseException as error:  # an interruption too: what was there before stays as it was
         shutil.rmtree(partial, ignore_errors=True)
-        if is_full(error):
+        if is_disk_full(error):
             raise UserError(
                 f"The disk is full: the checkpoint of step {state.step} could not be written. Free "
                 f"some space and go on with: electra pretrain --resume --out {run}"

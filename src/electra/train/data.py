@@ -25,28 +25,28 @@ class DataConfig:
 
     folder: str = ""
     """The folder that `electra prepare` wrote; given by --data."""
-    length: int = 128
+    seq_length: int = 128
     """Tokens in a row; it must be the length that the data was prepared with."""
-    batch: int = 128
+    batch_size: int = 128
     """Rows in a step, all micro-batches together."""
-    documents: bool = False
+    document_mask: bool = False
     """Documents that share a row do not see each other; for rows of --layout packed."""
 
     def __post_init__(self) -> None:
-        for name in ("length", "batch"):
+        for name in ("seq_length", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"data.{name} must be at least 1.")
 
 
 def open_data(config: DataConfig, positions: int) -> Shards:
     """The shards of a run, verified by their hashes and checked against the configuration."""
-    check_positions(config.length, positions)
+    check_positions(config.seq_length, positions)
     shards = Shards.open(Path(config.folder))
-    if shards.length != config.length:
+    if shards.length != config.seq_length:
         raise UserError(
             f"{config.folder} holds rows of {shards.length} tokens and the recipe expects "
-            f"{config.length}: prepare again with --length {config.length}, or set "
-            f"data.length={shards.length}."
+            f"{config.seq_length}: prepare again with --length {config.seq_length}, or set "
+            f"data.seq_length={shards.length}."
         )
     return shards
 
@@ -56,7 +56,7 @@ def check_positions(length: int, positions: int) -> None:
     if length > positions:
         raise UserError(
             f"Rows of {length} tokens do not fit a position table of {positions}: prepare with "
-            f"--length {positions} at most, or train a model with model.positions={length}."
+            f"--length {positions} at most, or train a model with model.max_positions={length}."
         )
 
 

@@ -2,23 +2,23 @@
 
 from pathlib import Path
 
+from electra.device import choose_device, choose_precision
 from electra.errors import UserError
-from electra.hub.ask import locate
+from electra.model_paths import resolve_model
 from electra.objectives.objective import Objective
 from electra.text.shards import Shards
 from electra.text.tokenizer import fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
 from electra.train.data import check_positions, held_out_rows
-from electra.train.device import choose_device, choose_precision
 from electra.train.pretrain import PretrainConfig, build_objective, read_run_config
-from electra.train.validate import validate
+from electra.train.validation import validate
 
 
 def restore_run(run: Path) -> tuple[PretrainConfig, Objective]:
     """The networks of a run's last checkpoint, or of a checkpoint, ready to be asked."""
     last = last_checkpoint(run)
     config = read_run_config(last)
-    objective = build_objective(config, load_vocabulary(locate(str(last), "encoder")))
+    objective = build_objective(config, load_vocabulary(resolve_model(str(last), "encoder")))
     checkpoint.restore(last, objective)
     return config, objective.eval()
 
@@ -36,11 +36,11 @@ def last_checkpoint(run: Path) -> Path:
 def evaluate(run: Path, data: Path, rows: int) -> tuple[Path, dict[str, float]]:
     """The checkpoint that was measured (the last one of a run) and its held-out figures."""
     last = last_checkpoint(run)
-    tokenizer = locate(str(last), "encoder")
+    tokenizer = resolve_model(str(last), "encoder")
     config, objective = restore_run(last)
     # Text of any row length can be measured, as long as the positions last.
     shards = Shards.open(data)
-    check_positions(shards.length, config.model.positions)
+    check_positions(shards.length, config.model.max_positions)
     if shards.fingerprint != fingerprint(load_tokenizer(tokenizer)):
         raise UserError(
             f"{data} was prepared with another tokenizer than {run}: prepare the text again with "
@@ -48,6 +48,6 @@ def evaluate(run: Path, data: Path, rows: int) -> tuple[Path, dict[str, float]]:
         )
     device = choose_device("auto")  # not necessarily the machine that trained
     dtype = choose_precision(config.train.precision, device)
-    micro_batch = config.data.batch // config.train.accumulate
+    micro_batch = config.data.batch_size // config.train.grad_accumulation
     found = validate(objective.to(device), held_out_rows(shards, rows), micro_batch, dtype)
     return last, found

@@ -5,27 +5,29 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from electra.device import Device, Precision, autocast, random_state, set_random_state
 from electra.errors import UserError
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
-from electra.objectives.objective import Objective, Outcome
+from electra.objectives.objective import LossOutput, Objective
 from electra.optim.adam import PaperAdam
 from electra.optim.schedule import OptimConfig, learning_rate, warmup_share
+from electra.run_dir import GracefulStop
 from electra.train import checkpoint
 from electra.train.budget import Budget
 from electra.train.checkpoint import TrainState
-from electra.train.device import Device, Precision, autocast, random_state, set_random_state
-from electra.train.folder import StopRequest
-from electra.train.graph import Replay, captured
-from electra.train.live import LiveView
-from electra.train.record import Record, TrackerName
-from electra.train.validate import validate
-from electra.train.watch import Watch, check_finite
+from electra.train.cuda_graph import GraphedStep, capture_cuda_graph
+from electra.train.health import HealthCheck, check_finite
+from electra.train.metrics_log import LoggerName, MetricsLog
+from electra.train.progress_view import ProgressView
+from electra.train.validation import validate
 
+FusedKernels = Literal["off", "triton", "auto"]
 TRIAL = 500
 """Steps; a shorter run tries whether things work, and cannot be blamed for not learning."""
 
@@ -39,7 +41,7 @@ class LoopConfig:
     given by --budget."""
     seed: int = 0
     """Seed of initialisation, data order, masks, samples and dropout."""
-    accumulate: int = 1
+    grad_accumulation: int = 1
     """Micro-batches per step; more of them need less memory and give the same gradient."""
     device: Device = "auto"
     """Where to train; auto takes CUDA, then MPS, then the CPU."""
@@ -47,14 +49,14 @@ class LoopConfig:
     """Arithmetic of the products; auto is bf16 on CUDA and fp32 elsewhere. Weights stay fp32."""
     compile: bool = False
     """Compile the forward and backward pass with torch.compile."""
-    graph: bool = True
+    cuda_graph: bool = True
     """On CUDA, replay each step as one CUDA graph, so that small kernels do not wait for the host;
     false launches them one by one."""
-    kernels: bool = True
+    fused_kernels: FusedKernels = "auto"
     """On CUDA, compute with the package's own Triton kernels: the networks in bf16, unless
     train.compile is set, and the optimizer of a graph; false uses torch's operations, which give
     the same numbers, slower."""
-    recompute: bool = False
+    activation_checkpointing: bool = False
     """With these kernels, compute each layer again on the way back instead of keeping what it
     computed: a third slower, with a fraction of the memory."""
     report_every: int = 100
@@ -69,11 +71,11 @@ class LoopConfig:
     """Checkpoints to keep, the newest ones."""
     keep_best: bool = True
     """Also keep the checkpoint with the lowest held-out loss."""
-    track: TrackerName = "none"
+    logger: LoggerName = "none"
     """Also send the figures to tensorboard, trackio or wandb; metrics.jsonl is always written."""
 
     def __post_init__(self) -> None:
-        counts = ("accumulate", "report_every", "validate_every", "validate_rows")
+        counts = ("grad_accumulation", "report_every", "validate_every", "validate_rows")
         for name in (*counts, "checkpoint_every", "keep_last"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1.")
@@ -90,7 +92,7 @@ class Run:
     optim: OptimConfig
     budget: Budget
     objective: Objective
-    forward: Callable[..., Outcome]
+    forward: Callable[..., LossOutput]
     """The objective as it is called: compiled, or itself."""
     optimizer: PaperAdam
     state: TrainState
@@ -100,10 +102,10 @@ class Run:
     peak: float
     pad_id: int
     held_out: Tensor
-    record: Record
-    view: LiveView
-    watch: Watch
-    replay: Replay | None = None
+    metrics_log: MetricsLog
+    view: ProgressView
+    health: HealthCheck
+    replay: GraphedStep | None = None
     """The step as a CUDA graph, from the dry run on."""
 
     @property
@@ -120,10 +122,10 @@ class Run:
     def steps(self) -> float:
         """How many a stage has in all, as far as those behind it tell."""
         done = self.state.step
-        return self.objective.stage_share * done / self.progress if done else 1.0
+        return self.objective.stage_fraction * done / self.progress if done else 1.0
 
 
-def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
+def train(run: Run, batches: Iterator[Tensor], stop: GracefulStop) -> None:
     """Train until the budget is spent or a signal comes; a checkpoint is left in each case."""
     state, loop = run.state, run.loop
     meter = Meter(run)
@@ -132,9 +134,9 @@ def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
     run.objective.train()
     while run.progress < 1 and stop.signal is None:
         rows = next(batches)
-        if run.objective.reach(run.progress):  # a stage with another loss begins
+        if run.objective.update_progress(run.progress):  # a stage with another loss begins
             state.best = {}
-        rate = learning_rate(run.objective.phase(run.progress), run.steps, run.optim)
+        rate = learning_rate(run.objective.stage_progress(run.progress), run.steps, run.optim)
         meter.add(take(rows, rate))  # tensors, never floats: no hidden wait
         state.step += 1
         state.rows += len(rows)
@@ -144,13 +146,13 @@ def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
         if state.step % loop.report_every == 0:
             meter.report(rate)
         if state.step % loop.validate_every == 0:
-            look_at_held_out(run)
+            run_validation(run)
         if state.step % loop.checkpoint_every == 0:
-            keep(run, meter)
+            save_checkpoint(run, meter)
     if not state.step:
         return
     if stop.signal is None:
-        keep(run, meter)
+        save_checkpoint(run, meter)
     else:
         meter.check()
         checkpoint.save(run.folder, state, run.objective, run.optimizer, pad_id=run.pad_id)
@@ -158,7 +160,7 @@ def train(run: Run, batches: Iterator[Tensor], stop: StopRequest) -> None:
 
 def step(run: Run, rows: Tensor, rate: float | Tensor) -> Tensor:
     """One update of the networks from one batch; returns its sums and the gradient's norm."""
-    batch, masked, totals = run.objective.exercise(rows)
+    batch, masked, totals = run.objective.mask_batch(rows)
     sums = backward(run, batch, masked, totals)
     norm = run.optimizer.step(rate)
     run.optimizer.zero_grad()
@@ -188,14 +190,14 @@ def dry_run(run: Run, rows: Tensor) -> None:
     before = random_state(run.device)
     run.objective.train()
     try:
-        if run.loop.graph and run.device.type == "cuda":
+        if run.loop.cuda_graph and run.device.type == "cuda":
             take = partial(step, run)
-            run.replay = captured(take, run.objective, run.optimizer, rows, run.dtype)
+            run.replay = capture_cuda_graph(take, run.objective, run.optimizer, rows, run.dtype)
             # The graph keeps its memory, so held-out text needs room beside it
             validate(run.objective, run.held_out[: run.micro_batch], run.micro_batch, run.dtype)
             return
-        for _ in run.objective.stages():
-            backward(run, *run.objective.exercise(rows))
+        for _ in run.objective.each_stage():
+            backward(run, *run.objective.mask_batch(rows))
         for p in run.objective.parameters():
             run.optimizer.moments(p)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -209,7 +211,7 @@ def dry_run(run: Run, rows: Tensor) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
         raise UserError(
             f"The kernels of this package cannot be built for this GPU ({reason}): set "
-            "train.kernels=false, which gives the same results, slower."
+            "train.fused_kernels=off, which gives the same results, slower."
         ) from None
     finally:
         run.optimizer.zero_grad()
@@ -220,36 +222,39 @@ def _out_of_memory(run: Run) -> str:
     if run.micro_batch == 1:
         return (
             "Not even one row fits the memory of this device: take a smaller model or shorter "
-            "rows, or set train.recompute=true."
+            "rows, or set train.activation_checkpointing=true."
         )
-    batch = run.micro_batch * run.loop.accumulate
-    more = next(n for n in range(2 * run.loop.accumulate, batch + 1) if batch % n == 0)
+    batch = run.micro_batch * run.loop.grad_accumulation
+    more = next(n for n in range(2 * run.loop.grad_accumulation, batch + 1) if batch % n == 0)
     return (
         f"A batch of {run.micro_batch} rows does not fit the memory of this device: set "
-        f"train.accumulate={more} (same result, smaller pieces), or a smaller data.batch or model."
+        f"train.grad_accumulation={more} (same result, smaller pieces), or a smaller "
+        "data.batch_size or model."
     )
 
 
-def look_at_held_out(run: Run) -> None:
+def run_validation(run: Run) -> None:
     """Measure on held-out text, tell, and name what looks wrong."""
     state = run.state
     state.held_out = validate(run.objective, run.held_out, run.micro_batch, run.dtype)
-    run.record.write("held_out", state.step, tokens=state.tokens, **state.held_out)
+    run.metrics_log.write("held_out", state.step, tokens=state.tokens, **state.held_out)
     show(run, held_out=state.held_out)
     if state.step < TRIAL:
         return
     warmup = warmup_share(run.steps, run.optim)
-    for finding in run.watch.look(run.objective.phase(run.progress), warmup, state.held_out):
-        run.record.write("event", state.step, message=finding)
+    for finding in run.health.check(
+        run.objective.stage_progress(run.progress), warmup, state.held_out
+    ):
+        run.metrics_log.write("event", state.step, message=finding)
         run.view.say(f"warning: {finding}", style="yellow")
 
 
-def keep(run: Run, meter: "Meter") -> None:
+def save_checkpoint(run: Run, meter: "Meter") -> None:
     """Save a checkpoint with its held-out figures, remember the best, delete the old."""
     state = run.state
     meter.check()
     if not state.held_out:
-        look_at_held_out(run)
+        run_validation(run)
     # The losses of a step are older than its update; this is the first look at the new weights.
     check_finite({"held-out loss": state.held_out["loss"]}, state.step, meter.last_good())
     if not state.best or state.held_out["loss"] < state.best["loss"]:
@@ -269,7 +274,7 @@ class Meter:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.names = (*run.objective.names, "gradient_norm")
+        self.names = (*run.objective.metric_names, "gradient_norm")
         self.total = torch.zeros(len(self.names), device=run.device)
         self.restart()
 
@@ -300,12 +305,14 @@ class Meter:
         seconds = time.perf_counter() - self.time_before
         rows = state.rows - self.state_before.rows
         tokens = state.tokens - self.state_before.tokens
-        figures = run.objective.summarise(values) | {
+        figures = run.objective.compute_metrics(values) | {
             "gradient_norm": values["gradient_norm"] / self.steps,
             "learning_rate": rate,
             "tokens_per_second": tokens / seconds,
             "peak_share": rows * run.flops_per_row / seconds / run.peak,
         }
-        run.record.write("train", state.step, tokens=state.tokens, seconds=state.seconds, **figures)
+        run.metrics_log.write(
+            "train", state.step, tokens=state.tokens, seconds=state.seconds, **figures
+        )
         show(run, train=figures)
         self.restart()

@@ -1,42 +1,43 @@
 """A pre-training run from its configuration: checks first, then the networks, then the loop."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from rich.console import Console
 from torch import nn
 
 from electra.config import flatten, from_yaml, to_dict, to_yaml
+from electra.device import choose_device, choose_precision, knows_bf16, measure_peak
 from electra.errors import UserError
+from electra.files import write_atomic
 from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
 from electra.models.flops import Work, row_flops, works_of
-from electra.models.simple import FrequencyGenerator
-from electra.objectives.corrupt import slots_for
+from electra.models.frequency_generator import FrequencyGenerator
+from electra.objectives.corrupt import max_masked
 from electra.objectives.kinds import build, check_together
-from electra.objectives.objective import Ids, Objective
+from electra.objectives.objective import Objective, VocabInfo
 from electra.objectives.settings import ObjectiveConfig
 from electra.optim.adam import PaperAdam, parameter_groups
 from electra.optim.schedule import OptimConfig
-from electra.text.files import write_whole
+from electra.run_dir import GracefulStop, check_out_dir, lock_run_dir
 from electra.text.shards import Shards
 from electra.text.tokenizer import Vocabulary, fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
+from electra.train.accelerate import use_cheap_cpu_dropout_, use_fused_kernels_
 from electra.train.budget import parse_budget
 from electra.train.checkpoint import TrainState
 from electra.train.data import DataConfig, held_out_rows, open_data, rows_at, stream
-from electra.train.device import choose_device, choose_precision, knows_bf16, measure_peak
-from electra.train.folder import StopRequest, check_place, run_folder
-from electra.train.fuse import fuse_, lighten_
-from electra.train.live import LiveView
+from electra.train.health import HealthCheck
 from electra.train.loop import LoopConfig, Run, dry_run, train
-from electra.train.record import Record, open_tracker, read_metrics
-from electra.train.validate import token_counts, unigram_entropy
-from electra.train.watch import Watch
+from electra.train.metrics_log import MetricsLog, open_logger, read_metrics
+from electra.train.progress_view import ProgressView
+from electra.train.validation import token_counts, unigram_entropy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,21 +59,47 @@ class PretrainConfig:
     train: LoopConfig = field(default_factory=LoopConfig)
     """How the run goes."""
 
+    RENAMED_KEYS: ClassVar[Mapping[str, str]] = {
+        "model.positions": "model.max_positions",
+        "model.start": "model.init",
+        "generator.share": "generator.tie",
+        "objective.mask_shown": "objective.mask_token_prob",
+        "objective.mask_random": "objective.random_token_prob",
+        "objective.count": "objective.mask_count_rounding",
+        "objective.draw": "objective.mask_sampling",
+        "objective.exclude_true": "objective.disallow_correct",
+        "objective.copy_start": "objective.init_from_generator",
+        "data.length": "data.seq_length",
+        "data.batch": "data.batch_size",
+        "data.documents": "data.document_mask",
+        "train.accumulate": "train.grad_accumulation",
+        "train.graph": "train.cuda_graph",
+        "train.kernels": "train.fused_kernels",
+        "train.recompute": "train.activation_checkpointing",
+        "train.track": "train.logger",
+    }
+    RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "model.init": {"neighbours": "local"},
+        "train.fused_kernels": {"true": "auto", "false": "off"},
+    }
+
     def __post_init__(self) -> None:
         parse_budget(self.train.budget)
         check_together(self.objective, self.model, self.generator)
-        if self.data.documents and self.objective.kind == "electric":
+        if self.data.document_mask and self.objective.kind == "electric":
             raise UserError(
                 "The two towers of objective.kind=electric read a row as one text: leave out "
-                "data.documents."
+                "data.document_mask."
             )
-        if self.data.batch % self.train.accumulate:
-            divisors = [n for n in range(1, self.data.batch + 1) if self.data.batch % n == 0]
-            near = sorted(divisors, key=lambda n: abs(n - self.train.accumulate))[:3]
+        if self.data.batch_size % self.train.grad_accumulation:
+            divisors = [
+                n for n in range(1, self.data.batch_size + 1) if self.data.batch_size % n == 0
+            ]
+            near = sorted(divisors, key=lambda n: abs(n - self.train.grad_accumulation))[:3]
             raise UserError(
-                f"A batch of {self.data.batch} rows does not divide into {self.train.accumulate} "
-                f"micro-batches: set train.accumulate to {', '.join(map(str, sorted(near)))} or "
-                "change data.batch."
+                f"A batch of {self.data.batch_size} rows does not divide into "
+                f"{self.train.grad_accumulation} micro-batches: set train.grad_accumulation to "
+                f"{', '.join(map(str, sorted(near)))} or change data.batch_size."
             )
 
 
@@ -82,14 +109,14 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
         raise UserError(
             f"{out} already holds a run: add --resume to go on with it, or choose another --out."
         )
-    check_place(out, "run")
-    config, shards, vocab = with_data(config)
+    check_out_dir(out, "run")
+    config, shards, vocab = resolve_data(config)
     folder = str(shards.folder.resolve())  # to resume from anywhere
     config = replace(config, data=replace(config.data, folder=folder))
-    with run_folder(out):
+    with lock_run_dir(out):
         try:
             shutil.copytree(shards.tokenizer, out / "tokenizer")
-            write_whole(out / "config.yaml", to_yaml(config).encode())
+            write_atomic(out / "config.yaml", to_yaml(config).encode())
             return run_loop(config, out, shards, vocab, console)
         except Exception:
             if not read_metrics(out):  # failed before it began: the folder is free again
@@ -97,9 +124,9 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
             raise
 
 
-def with_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabulary]:
+def resolve_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabulary]:
     """The settings with the size of the data's vocabulary, the data, and the vocabulary."""
-    shards = open_data(config.data, config.model.positions)
+    shards = open_data(config.data, config.model.max_positions)
     vocab = load_vocabulary(shards.tokenizer)
     if shards.fingerprint != fingerprint(load_tokenizer(shards.tokenizer)):
         raise UserError(
@@ -116,21 +143,22 @@ def with_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabular
 
 def row_works(config: PretrainConfig) -> tuple[Work, ...]:
     """What the networks do with a row in a step."""
-    length, o = config.data.length, config.objective
-    slots = slots_for(length, o.top_rate, o.count)
+    length, o = config.data.seq_length, config.objective
+    slots = max_masked(length, o.top_rate, o.mask_count_rounding)
     return works_of(o.kind, config.model, config.generator, length, slots)
 
 
 def flops_per_row(config: PretrainConfig) -> int:
     """Arithmetic of a step for each row, as the hardware does it."""
-    return row_flops(row_works(config), config.data.length)
+    return row_flops(row_works(config), config.data.seq_length)
 
 
 def budget_steps(config: PretrainConfig) -> int | None:
     """Steps until the budget is spent; None if the clock decides."""
     data = config.data
     return parse_budget(config.train.budget).steps(
-        tokens_per_step=data.batch * data.length, flops_per_step=data.batch * flops_per_row(config)
+        tokens_per_step=data.batch_size * data.seq_length,
+        flops_per_step=data.batch_size * flops_per_row(config),
     )
 
 
@@ -144,8 +172,8 @@ def resume(out: Path, console: Console, data: Path | None = None) -> int:
             f"'{config.data.folder}', the data of {out}, is no folder of token shards any more: "
             "say with --data where it is now."
         )
-    with run_folder(out):
-        shards = open_data(config.data, config.model.positions)
+    with lock_run_dir(out):
+        shards = open_data(config.data, config.model.max_positions)
         if shards.fingerprint != fingerprint(load_tokenizer(out / "tokenizer")):
             raise UserError(
                 f"{shards.folder} was prepared with another tokenizer than the run {out}: give the "
@@ -177,9 +205,9 @@ def check_same(stored: PretrainConfig, wanted: PretrainConfig) -> None:
 
 def build_objective(config: PretrainConfig, vocab: Vocabulary) -> Objective:
     """The networks with their initial weights, and the loss."""
-    ids = Ids(vocab.mask, vocab.special, vocab.absent)
+    ids = VocabInfo(vocab.mask, vocab.special, vocab.absent)
     objective = build(config.objective, config.model, config.generator, ids)
-    objective.start = vocab.cls if config.data.documents else None
+    objective.start = vocab.cls if config.data.document_mask else None
     return objective
 
 
@@ -187,15 +215,17 @@ def run_loop(
     config: PretrainConfig, out: Path, shards: Shards, vocab: Vocabulary, console: Console
 ) -> int:
     """Build, restore where there is something to restore, train, and say how it ended."""
-    with StopRequest() as stop, opened(config, out, shards, vocab, console) as run:
+    with GracefulStop() as stop, build_run(config, out, shards, vocab, console) as run:
         position = run.state.rows
-        first = torch.from_numpy(rows_at(shards, position, config.data.batch, config.train.seed))
+        first = torch.from_numpy(
+            rows_at(shards, position, config.data.batch_size, config.train.seed)
+        )
         dry_run(run, first.to(run.device))
         if not read_metrics(out):
             sizes = parameter_counts(run.objective)
-            run.record.write("event", 0, message="started", parameters=sizes)
+            run.metrics_log.write("event", 0, message="started", parameters=sizes)
         run.view.say(_headline(run, shards))
-        batches = stream(shards, config.data.batch, config.train.seed, position, run.device)
+        batches = stream(shards, config.data.batch_size, config.train.seed, position, run.device)
         train(run, batches, stop)
     last = checkpoint.checkpoints(out)
     if stop.signal is not None:
@@ -213,7 +243,7 @@ def run_loop(
 
 
 @contextmanager
-def opened(
+def build_run(
     config: PretrainConfig, out: Path, shards: Shards, vocab: Vocabulary, console: Console
 ) -> Iterator[Run]:
     """A run with everything in place, at its last checkpoint if there is one."""
@@ -224,18 +254,27 @@ def opened(
     optim, loop = config.optim, config.train
     groups = parameter_groups(objective, optim.weight_decay)
     optimizer = PaperAdam(
-        groups, betas=optim.betas, eps=optim.eps, clip=optim.clip, kernels=loop.kernels
+        groups,
+        betas=optim.betas,
+        eps=optim.eps,
+        clip=optim.clip,
+        kernels=loop.fused_kernels != "off",
     )
-    state = restore_last(out, objective, optimizer, shards)
-    if loop.kernels and not loop.compile and dtype == torch.bfloat16 and knows_bf16(device):
-        fuse_(objective, recompute=loop.recompute)
+    state = load_latest(out, objective, optimizer, shards)
+    if (
+        loop.fused_kernels != "off"
+        and not loop.compile
+        and dtype == torch.bfloat16
+        and knows_bf16(device)
+    ):
+        use_fused_kernels_(objective, recompute=loop.activation_checkpointing)
     elif device.type == "cpu" and not loop.compile:
-        lighten_(objective)
-    record = Record(out)
-    record.rewind(state.step)
+        use_cheap_cpu_dropout_(objective)
+    metrics_log = MetricsLog(out)
+    metrics_log.rewind(state.step)
     sample = rows_at(shards, 0, min(4096, shards.rows("train")), config.train.seed)
-    with LiveView(console, f"electra pretrain · {config.name} · {out}") as view:
-        record.tracker = open_tracker(config.train.track, out, to_dict(config))
+    with ProgressView(console, f"electra pretrain · {config.name} · {out}") as view:
+        metrics_log.logger = open_logger(config.train.logger, out, to_dict(config))
         try:
             yield Run(
                 folder=out,
@@ -247,27 +286,27 @@ def opened(
                 optimizer=optimizer,
                 state=state,
                 dtype=dtype,
-                micro_batch=config.data.batch // loop.accumulate,
+                micro_batch=config.data.batch_size // loop.grad_accumulation,
                 flops_per_row=flops_per_row(config),
                 peak=measure_peak(device, dtype),
                 pad_id=vocab.pad,
                 held_out=held_out_rows(shards, loop.validate_rows),
-                record=record,
+                metrics_log=metrics_log,
                 view=view,
-                watch=Watch(objective.guessing_loss(unigram_entropy(sample, vocab.special))),
+                health=HealthCheck(objective.unigram_loss(unigram_entropy(sample, vocab.special))),
             )
         finally:
-            record.close()
+            metrics_log.close()
 
 
-def restore_last(
+def load_latest(
     out: Path, objective: Objective, optimizer: PaperAdam, shards: Shards
 ) -> TrainState:
     """Put a run back to its last checkpoint; without one it is at its beginning."""
     checkpoint.clean(out)
     saved = checkpoint.checkpoints(out)
     if not saved:
-        count_words(objective, shards)
+        set_unigram_counts(objective, shards)
         return TrainState(data_digest=shards.digest)
     state = checkpoint.restore(saved[-1], objective, optimizer)
     if state.data_digest != shards.digest:
@@ -278,7 +317,7 @@ def restore_last(
     return state
 
 
-def count_words(objective: Objective, shards: Shards) -> None:
+def set_unigram_counts(objective: Objective, shards: Shards) -> None:
     """Tell a unigram generator the frequencies of the training text; others need none."""
     generator = getattr(objective, "generator", None)
     if isinstance(generator, FrequencyGenerator) and generator.counted:

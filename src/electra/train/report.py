@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError, require
-from electra.train.live import clock, figures_of, shown
-from electra.train.record import read_metrics
+from electra.train.metrics_log import read_metrics
+from electra.train.progress_view import clock, metrics_present, shown
 
 Panel = tuple[str, tuple[tuple[str, str, str], ...]]
 """Its title, and of each curve the kind of line, the figure and the label."""
@@ -132,7 +132,7 @@ def render(run: Path, metrics: list[dict[str, Any]], picture: Path) -> str:
     rows = "".join(
         f"<tr><td>{html.escape(label)}</td><td>{shown(key, train.get(key))}</td>"
         f"<td><b>{shown(key, held_out.get(key))}</b></td></tr>"
-        for key, label in figures_of(train, held_out)
+        for key, label in metrics_present(train, held_out)
     )
     warnings = "".join(
         f"<li>step {line['step']:,}: {html.escape(line['message'])}</li>"

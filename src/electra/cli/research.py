@@ -1,0 +1,354 @@
+"""The verbs of the laboratory: flops, study."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from electra.cli.console import consoles, lasting, warn
+from electra.cli.train import Json, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from electra.models.flops import Work
+    from electra.train.pretrain import PretrainConfig
+
+
+def flops(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RECIPE",
+            help="One of  electra recipes , or a YAML file; without it, the models of the paper.",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Settings = None,
+    *,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="How long: 10000steps, 1e9tokens, 1e16flops.", show_default="the recipe's"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Count the compute of a recipe, by the paper's rules and by what the hardware does.
+
+    The paper's rules count every operation, a lookup as a product with a one-hot vector, and let a
+    backward pass cost one forward pass. The hardware's count has the matrix products alone, and a
+    backward pass costs two; a budget in FLOPs is spent by this one.
+
+    Example:  electra flops paper.small --budget 1e16flops generator.width=0.5
+    """
+    import json
+
+    from electra.errors import UserError
+
+    if name is None and (settings or budget):
+        raise UserError("Name a recipe: 'electra recipes' lists them.")
+    if name is not None and "=" in name:
+        raise UserError(f"'{name}' stands where the recipe belongs: name a recipe first.")
+    if name is None:
+        found: Any = paper_figures()
+    else:
+        from electra.config import override
+        from electra.recipes import recipe
+
+        changes = [*(settings or []), *([f"train.budget={budget}"] if budget else [])]
+        found = {"recipe": name, **recipe_figures(override(recipe(name), changes))}
+    if as_json:
+        typer.echo(json.dumps(found))
+    elif name is None:
+        _show_paper(found)
+    else:
+        _show_recipe(found)
+
+
+@lasting()
+def study(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Which study; without a name they are listed.", show_default=False),
+    ] = None,
+    settings: Settings = None,
+    *,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="The folder that  electra prepare  wrote.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for everything.", show_default=False)
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="tiny (a CPU, minutes), small (a GPU), paper (full length).")
+    ] = "tiny",
+    budget: Annotated[
+        str | None,
+        typer.Option(help="FLOPs of each arm, as 5e16flops.", show_default="the scale's"),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(help="Seeds of pre-training: 2 means 0 and 1; 3,7 those two.")
+    ] = "2",
+    arms: Annotated[
+        str, typer.Option(help="Only these arms, as  ELECTRA,BERT .", show_default="all")
+    ] = "",
+    reuse: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="The --out of another study, or of a part of this one: cells with the same "
+            "settings, data and scores are taken from it; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    glue: Annotated[
+        Path | None,
+        typer.Option(help="Score by GLUE: the folder with its tasks.", show_default=False),
+    ] = None,
+    tasks: Annotated[
+        str, typer.Option(help="Of GLUE only these.", show_default="all there are")
+    ] = "",
+    task: Annotated[
+        str | None,
+        typer.Option(help="Score by a task of  electra finetune .", show_default=False),
+    ] = None,
+    task_data: Annotated[
+        Path | None, typer.Option(help="That task's folder or file.", show_default=False)
+    ] = None,
+    tuning: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="A setting of fine-tuning, as  lr=1e-3 ; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    tuning_seeds: Annotated[str, typer.Option(help="Seeds of fine-tuning.")] = "3",
+    blimp: Annotated[
+        Path | None,
+        typer.Option(help="Score by BLiMP: the folder with its JSON lines.", show_default=False),
+    ] = None,
+    blimp_pairs: Annotated[
+        int, typer.Option(min=0, help="Pairs of each BLiMP file; 0 means all.")
+    ] = 0,
+) -> None:
+    """Run a table or a figure of the paper: all arms at equal FLOPs, on the same data.
+
+    OUT gets a run and its scores for each arm and seed under `cells`, a line for each in
+    results.jsonl, table.md, figure.png, and page.md with the paper's numbers beside ours. Ctrl-C
+    saves; the same command goes on with what is missing, and more seeds or scores can be added.
+
+    Example:  electra study objectives --data shards --out studies/objectives --blimp blimp
+    """
+    import shlex
+    import sys
+    from dataclasses import replace
+
+    from electra.cli.finetune import read_names, read_seeds
+    from electra.config import override
+    from electra.errors import UserError
+    from electra.finetune.settings import FinetuneConfig
+    from electra.studies.named import STUDIES, find_study
+    from electra.studies.run import run_study
+    from electra.studies.score import open_sources
+    from electra.studies.study import SCALES, check_changes, find_scale, only_arms, read_budget
+
+    if name is None:
+        for known, build in STUDIES.items():
+            typer.echo(f"{known:20}{build(SCALES['tiny']).title}")
+        return
+    chosen = find_study(name, find_scale(scale))
+    check_changes(chosen, settings or [])  # before the choice of arms: what varies is the study's
+    if budget is not None:
+        chosen = replace(chosen, budget=read_budget(budget))
+    if arms:
+        chosen = only_arms(chosen, read_names(arms))
+    if data is None or out is None:
+        raise UserError("Name the prepared text with --data and a folder with --out.")
+    chosen_seeds = read_seeds(seeds)
+    sources = open_sources(
+        glue=glue,
+        tasks=read_names(tasks),
+        task=task,
+        task_data=task_data,
+        blimp=blimp,
+        blimp_pairs=blimp_pairs,
+        seeds=read_seeds(tuning_seeds, "--tuning-seeds"),
+        config=override(FinetuneConfig(), tuning or []),
+    )
+    warn([warning for source in sources for warning in source.warnings])
+    code = run_study(
+        chosen,
+        data=data,
+        out=out,
+        seeds=chosen_seeds,
+        changes=settings or [],
+        sources=sources,
+        reuse=reuse or [],
+        command=shlex.join(["electra", *sys.argv[1:]]),
+        console=consoles()[1],
+    )
+    if code == 0:
+        typer.echo((out / "table.md").read_text(encoding="utf-8"))
+        typer.echo(f"The page: {out / 'page.md'}")
+    raise typer.Exit(code)
+
+
+def paper_figures() -> list[dict[str, Any]]:
+    """The models of the paper: FLOPs as published and as computed."""
+    from electra.models.paper_flops import MODELS
+
+    return [
+        {
+            "model": model.name,
+            "train_published": model.train,
+            "train": model.train_flops(),
+            "inference_published": model.inference,
+            "inference": model.inference_flops(),
+        }
+        for model in MODELS
+    ]
+
+
+def recipe_figures(config: "PretrainConfig") -> dict[str, Any]:
+    """What a recipe costs, by both rules; needs no data."""
+    from dataclasses import replace
+
+    from electra.models.flops import row_flops
+    from electra.models.paper_flops import PAPER_VOCABULARY, paper_row_flops
+    from electra.train.data import check_positions
+    from electra.train.pretrain import budget_steps, parameter_counts, row_works
+
+    notes = []
+    if not config.model.vocab_size:
+        config = replace(config, model=replace(config.model, vocab_size=PAPER_VOCABULARY))
+        notes.append(
+            "The vocabulary will be the tokenizer's; counted here with the paper's "
+            f"{PAPER_VOCABULARY:,} ids (set model.vocab_size for another number)."
+        )
+    length, batch = config.data.seq_length, config.data.batch_size
+    check_positions(length, config.model.max_positions)
+    works, steps = row_works(config), budget_steps(config)
+    if steps is None:
+        notes.append(
+            f"{config.train.budget} of training may be any number of steps: for the training "
+            "FLOPs give a --budget in steps, tokens or FLOPs."
+        )
+    rows = None if steps is None else steps * batch
+    return {
+        "parameters": parameter_counts(_networks(config)),
+        "vocab_size": config.model.vocab_size,
+        "length": length,
+        "batch": batch,
+        "budget": config.train.budget,
+        "steps": steps,
+        "tokens": None if rows is None else rows * length,
+        "paper": _compare(_count(paper_row_flops, works, length, rows)),
+        "hardware": _count(row_flops, works, length, rows),
+        "notes": notes,
+    }
+
+
+def _count(
+    rule: "Callable[[Sequence[Work], int], int]",
+    works: "Sequence[Work]",
+    length: int,
+    rows: int | None,
+) -> dict[str, float | None]:
+    """FLOPs of training and of use, by one of the rules."""
+    from electra.models.flops import Work
+
+    kept = works[-1].sizes
+    row = rule(works, length)
+    return {
+        "train": None if rows is None else rows * row,
+        "per_token": row / length,
+        "inference": rule([Work(sizes=kept, verdicts=length, trained=False)], length),
+        "inference_128": rule([Work(sizes=kept, verdicts=128, trained=False)], 128),
+    }
+
+
+def _compare(count: dict[str, float | None]) -> dict[str, float | None]:
+    """A count by the paper's rules, also as multiples of two of its models."""
+    from electra.models.paper_flops import BERT_BASE, ELECTRA_SMALL
+
+    train = count["train"]
+    known = {"times_electra_small": ELECTRA_SMALL, "times_bert_base": BERT_BASE}
+    return count | {k: train and train / model.train_flops() for k, model in known.items()}
+
+
+def _networks(config: "PretrainConfig") -> "nn.Module":
+    """The networks of a recipe, their shapes alone."""
+    from dataclasses import replace
+
+    import torch
+
+    from electra.models.electra import Generator
+    from electra.models.encoder import Encoder
+    from electra.objectives.kinds import build
+    from electra.objectives.objective import VocabInfo
+
+    model = replace(config.model, init="paper")  # shapes need no initial weights
+    with torch.device("meta"):
+        if config.objective.kind == "mlm":  # asks for the ids of words, which shapes do not have
+            return torch.nn.ModuleDict({"mlm": Generator(Encoder(model))})
+        return build(config.objective, model, config.generator, VocabInfo(mask=0, special=()))
+
+
+def _show_paper(rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(title="Compute by the paper's rules", title_justify="left", box=None)
+    table.add_column("model")
+    for column in ("training", "published", "", "inference (128)", "published"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            row["model"],
+            _flops(row["train"]),
+            f"{row['train_published']:.1e}",
+            f"{row['train'] / row['train_published'] - 1:+.1%}",
+            _flops(row["inference"]),
+            "" if row["inference_published"] is None else f"{row['inference_published']:.1e}",
+        )
+    console, _ = consoles()
+    console.print(table)
+    console.print("ELECTRA-Small: the authors' own counter gives 1.29e18 as well.", highlight=False)
+
+
+def _show_recipe(found: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    paper, ours, length = found["paper"], found["hardware"], found["length"]
+    title = Text(f"{found['recipe']}, {found['budget']}, {found['batch']} rows of {length} a step")
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("FLOPs")
+    table.add_column("paper's rules", justify="right")
+    table.add_column("hardware", justify="right")
+    table.add_row("training", _flops(paper["train"]), _flops(ours["train"]))
+    known = {"times_electra_small": "ELECTRA-Small", "times_bert_base": "BERT-Base"}
+    for key, name in known.items():
+        times = "-" if paper[key] is None else f"{paper[key]:.3g}"
+        table.add_row(f"  x the paper's {name}", times, "")
+    table.add_row("training, a token", _flops(paper["per_token"]), _flops(ours["per_token"]))
+    uses = {length: "inference", 128: "inference_128"}
+    for n, key in uses.items() if length != 128 else [(128, "inference")]:
+        table.add_row(f"inference, a row of {n}", _flops(paper[key]), _flops(ours[key]))
+    console, _ = consoles()
+    console.print(table)
+    sizes = ", ".join(f"{name} {n:,}" for name, n in found["parameters"].items())
+    steps = (
+        ""
+        if found["steps"] is None
+        else f" {found['steps']:,} steps, {found['tokens']:.3g} tokens."
+    )
+    for line in (f"Parameters: {sizes}.{steps}", *found["notes"]):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def _flops(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2e}"

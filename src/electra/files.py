@@ -1,0 +1,66 @@
+"""Files that are written whole or not at all."""
+
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from electra.errors import UserError
+
+TEMPORARY = ".tmp"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
+    """Write a file so that it is there whole or not at all, even when the power fails."""
+    # The process id keeps two writers of one file apart.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    try:
+        with temporary.open("wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+@contextmanager
+def locked(folder: Path, refusal: str) -> Iterator[None]:
+    """Keep a second process out of a folder; the lock dies with the process that holds it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such lock; there it is up to the user
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(refusal) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a file could not be written for lack of room."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in FULL
+    number = re.search(r"(?:os error|Errno) (\d+)", str(error))  # of safetensors, and of shutil
+    return number is not None and int(number[1]) in FULL

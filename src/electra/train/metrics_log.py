@@ -1,0 +1,91 @@
+"""What a run leaves to be read: `metrics.jsonl` always, a logger if one is wanted."""
+
+import math
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from electra.errors import require
+from electra.files import write_atomic
+from electra.jsonl import read_jsonl, to_json
+
+LoggerName = Literal["none", "tensorboard", "trackio", "wandb"]
+
+
+class Logger(Protocol):
+    """A dashboard: it is told figures by name, and that the run is over."""
+
+    def log(self, figures: dict[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MetricsLog:
+    """Appends to `metrics.jsonl`, the source of truth, and repeats the figures to the logger."""
+
+    def __init__(self, run: Path, logger: Logger | None = None) -> None:
+        self.path = run / "metrics.jsonl"
+        self.logger = logger
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """One line: its kind ('train', 'held_out' or 'event'), the step and the figures."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(to_json({"kind": kind, "step": step, **values}) + "\n")
+        if self.logger and kind != "event":
+            # An AUC without positives is no number
+            figures = {f"{kind}/{k}": v for k, v in values.items() if math.isfinite(v)}
+            self.logger.log(figures, step)
+
+    def rewind(self, step: int) -> None:
+        """Forget what was recorded after a checkpoint from which the run goes on."""
+        kept = [line for line in read_metrics(self.path.parent) if line["step"] <= step]
+        write_atomic(self.path, "".join(to_json(line) + "\n" for line in kept).encode())
+
+    def close(self) -> None:
+        if self.logger:
+            self.logger.close()
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """All lines of a run."""
+    return read_jsonl(run / "metrics.jsonl")
+
+
+def open_logger(name: LoggerName, run: Path, config: dict[str, Any]) -> Logger | None:
+    """The logger of that name, its library imported only now."""
+    if name == "none":
+        return None
+    if name == "tensorboard":
+        require("tensorboard", "tensorboard")
+        return TensorBoard(run)
+    return Dashboard(require(name, name), run, config)
+
+
+class TensorBoard:
+    """Event files under RUN/tensorboard."""
+
+    def __init__(self, run: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(run / "tensorboard"))
+
+    def log(self, figures: dict[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Dashboard:
+    """Weights & Biases, or Trackio, which speaks the same language."""
+
+    def __init__(self, library: Any, run: Path, config: dict[str, Any]) -> None:
+        self.module = library
+        library.init(project="electra", name=run.resolve().name, config=config)
+
+    def log(self, figures: dict[str, float], step: int) -> None:
+        self.module.log(figures, step=step)
+
+    def close(self) -> None:
+        self.module.finish()

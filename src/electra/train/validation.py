@@ -1,0 +1,74 @@
+"""Held-out figures of the networks: dropout off, the same masks each time."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from electra.device import autocast, random_state, set_random_state
+from electra.objectives.objective import Objective
+from electra.text.shards import Shards
+
+COUNTED_AT_ONCE = 65_536
+"""Rows in memory while words are counted."""
+
+
+@torch.no_grad()
+def validate(
+    objective: Objective, rows: Tensor, micro_batch: int, dtype: torch.dtype
+) -> dict[str, float]:
+    """Corrupt held-out rows as in training and measure; the run's random state is put back."""
+    device = objective.maskable.device
+    before, was_training = random_state(device), objective.training
+    torch.manual_seed(0)
+    objective.eval()
+    sums = torch.zeros(len(objective.metric_names), device=device)
+    verdicts = []
+    for part in rows.split(micro_batch):
+        masked = objective.mask_batch(part.to(device))
+        with autocast(device, dtype):
+            outcome = objective(*masked)
+        sums += outcome.sums
+        if outcome.scores is not None:
+            verdicts.append((outcome.scores, outcome.replaced, outcome.loss_mask))
+    objective.train(was_training)
+    set_random_state(before)
+    metrics = objective.compute_metrics(
+        dict(zip(objective.metric_names, sums.tolist(), strict=True))
+    )
+    if verdicts:
+        scores, replaced, loss_mask = map(torch.cat, zip(*verdicts, strict=True))
+        metrics[objective.auc] = auc(*(t[loss_mask].cpu().numpy() for t in (scores, replaced)))
+    return metrics
+
+
+def auc(scores: NDArray[np.float32], positive: NDArray[np.bool_]) -> float:
+    """The chance that a replaced token scores above an original one, ties counting half."""
+    positives = int(positive.sum())
+    negatives = len(positive) - positives
+    if not positives or not negatives:
+        return float("nan")
+    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(count) - (count - 1) / 2  # mean rank of each distinct score
+    above = ranks[place][positive].sum() - positives * (positives + 1) / 2
+    return float(above / (positives * negatives))
+
+
+def unigram_entropy(rows: NDArray[np.integer], special: tuple[int, ...]) -> float:
+    """Loss of guessing words by their frequency alone: what a generator has to beat."""
+    counts = np.bincount(rows[:, :-2].ravel())
+    counts[[i for i in special if i < len(counts)]] = 0
+    shares = counts[counts > 0] / max(1, counts.sum())
+    return float(-(shares * np.log(shares)).sum())
+
+
+def token_counts(shards: Shards, rows: int) -> NDArray[np.float64]:
+    """How often each id occurs in the training rows, padding left out: (rows,)."""
+    counts = np.zeros(rows)
+    total = shards.rows("train")
+    for begin in range(0, total, COUNTED_AT_ONCE):
+        places = np.arange(begin, min(begin + COUNTED_AT_ONCE, total))
+        part = shards.gather("train", places)
+        ids = part[:, :-2][np.arange(shards.length) < part[:, -1:]]
+        counts += np.bincount(ids, minlength=rows)
+    return counts

@@ -1,0 +1,272 @@
+"""Words without logits in memory: how they are dealt out, what is made of what threads saw, and on
+a Hopper GPU the same as plain torch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from electra.kernels import vocabulary
+from electra.kernels.vocabulary import Guess, weigh
+from electra.kernels.words import Deal, look, offsets, settle, slopes_of
+
+NOTHING = float("-inf")
+LOG2E = 1.4426950408889634
+TALL, WIDE = 192, 128
+
+
+def shares(deal: Deal, tall: int) -> list[range]:
+    """Of some slots: the tiles of words that each program has, which has any."""
+    own = []
+    for program in range(deal.programs):
+        first, last = (n * deal.units // deal.programs for n in (program, program + 1))
+        tiles = range(max(first, tall * deal.across), min(last, (tall + 1) * deal.across))
+        if tiles:
+            own.append(range(tiles.start - tall * deal.across, tiles.stop - tall * deal.across))
+    return own
+
+
+def first_of(deal: Deal, tall: int) -> int:
+    """The program that is first, as the kernels say."""
+    return ((tall * deal.across + 1) * deal.programs - 1) // deal.units
+
+
+@pytest.mark.parametrize("processors", [1, 2, 7, 132])
+def test_all_words_are_dealt_out_once(processors):
+    for talls in (1, 2, 3, 5, 14, 107, 131, 132, 133, 300):
+        for across in (1, 2, 8, 239):
+            units = talls * across
+            deal = Deal(min(processors, units), across, units)
+            most = 0
+            for tall in range(talls):
+                own = shares(deal, tall)
+                assert [n for tiles in own for n in tiles] == list(range(across))
+                first = first_of(deal, tall)
+                assert first * units // deal.programs < (tall * across) + 1
+                assert (first + 1) * units // deal.programs > tall * across
+                last = ((tall + 1) * across * deal.programs - 1) // units
+                assert last - first + 1 == len(own)
+                most = max(most, len(own))
+            assert most <= deal.parts
+
+
+def test_all_to_one():
+    deal = Deal.whole(1000)
+    assert all(first_of(deal, tall) == 0 for tall in range(6))
+    assert all(len(shares(deal, tall)) == 1 for tall in range(6))
+
+
+def doc_ids(logits: torch.Tensor, deal: Deal) -> torch.Tensor:
+    """What threads leave, for logits in units of log 2: (slots, parts, lanes, 4)."""
+    stats = torch.full((len(logits), deal.parts, 4, 4), torch.nan, device=logits.device)
+    logits = F.pad(logits, (0, deal.across * WIDE - logits.shape[1]), value=NOTHING)
+    tiles = logits.view(-1, deal.across, 16, 4, 2).transpose(2, 3).flatten(3)
+    for tall in range(deal.units // deal.across):
+        rows = slice(tall * TALL, (tall + 1) * TALL)
+        for part, own in enumerate(shares(deal, tall)):
+            z = tiles[rows, own.start : own.stop].transpose(1, 2)  # (slots, lanes, tiles, words)
+            top, place = z.amax(-1).max(-1)
+            top = top.clamp(min=-1e30)
+            sums = (z - top[..., None, None]).exp2().sum(-1)
+            odds = torch.where(sums.sum(-1, keepdim=True) > 0, sums, 1.0).flatten(0, 1)
+            chosen = torch.multinomial(odds, 1).view(top.shape)
+            four = (top, sums.sum(-1), place + own.start, chosen + own.start)
+            stats[rows, part] = torch.stack([t.float() for t in four], -1)
+    return stats
+
+
+def gone(words: int, device) -> torch.Tensor:
+    """Some words, and the last ones."""
+    absent = torch.zeros(words, dtype=torch.bool, device=device)
+    absent[5:9], absent[-3:] = True, True
+    return absent
+
+
+def offset_of(bias: torch.Tensor, absent: torch.Tensor) -> torch.Tensor:
+    return bias.float().masked_fill(absent, NOTHING)
+
+
+def test_the_bias_of_whole_tiles(device, normal):
+    bias, absent = normal(300).detach(), gone(300, device)
+    found = offsets(bias, absent)
+    assert len(found) == 384
+    assert (found[300:] == NOTHING).all()
+    torch.testing.assert_close(found[:300], offset_of(bias, absent) * LOG2E)
+
+
+@pytest.mark.parametrize("programs", [1, 5])
+def test_what_is_made_of_what_threads_saw(programs, device, normal, near):
+    """Two tiles of slots, the second not full, and three of words."""
+    slots, words = 200, 300
+    hidden, table, bias = (t.detach() for t in (normal(slots, 16), normal(words, 16), normal(300)))
+    absent = gone(words, device)
+    truth = torch.randint(10, 290, (slots,)).to(device)
+    is_masked, other = truth % 3 > 0, truth.roll(1)
+    deal = Deal(programs, 3, 6)
+    logits = F.linear(hidden, table, offset_of(bias, absent))
+    (seed,) = vocabulary.draw_seeds(1, device)
+    losses, samples, best, logs, level = settle(
+        doc_ids(logits * LOG2E, deal), deal, hidden, table, offsets(bias, absent), truth, is_masked,
+        other, seed,
+    )  # fmt: skip
+    chances = logits.log_softmax(-1)
+    nll = F.nll_loss(chances, truth, reduction="none")
+    near(losses, torch.where(is_masked, nll, 0.0))
+    assert torch.equal(best, logits.argmax(-1))
+    near(logs[:, 0], chances.max(-1).values)
+    near(logs[:, 1], chances.gather(-1, other[:, None]).squeeze(-1))
+    near(level[is_masked], logits.logsumexp(-1)[is_masked] * LOG2E)
+    assert (level[~is_masked] == float("inf")).all()
+    assert chances.gather(-1, samples[:, None]).isfinite().all()
+
+
+@pytest.fixture
+def drawn_by(follows):
+    """`drawn_by(samples, logits)`: of slots with the same logits; words that are hardly expected
+    count as one."""
+
+    def check(samples: torch.Tensor, logits: torch.Tensor) -> None:
+        expected = len(samples) * logits.softmax(0).cpu()
+        found = samples.bincount(minlength=len(logits)).float().cpu()
+        assert len(found) == len(logits)
+        assert (found[expected == 0] == 0).all()
+        rare = expected < 5
+        expected = torch.cat((expected[~rare], expected[rare].sum()[None]))
+        found = torch.cat((found[~rare], found[rare].sum()[None]))
+        follows(found, expected.clamp(min=1e-9))
+
+    return check
+
+
+def test_samples_follow_the_distribution_of_what_threads_saw(device, drawn_by):
+    torch.manual_seed(5)
+    slots = 20_000 if device.type == "cuda" else 200
+    talls = -(-slots // TALL)
+    deal = Deal(2 * talls, 3, talls * 3)
+    bias, absent = torch.linspace(-9, 2, 300)[torch.randperm(300)].to(device), gone(300, device)
+    hidden, table = torch.zeros(slots, 16, device=device), torch.zeros(300, 16, device=device)
+    truth = torch.full((slots,), 50, device=device)
+    logits = offset_of(bias, absent)
+    (seed,) = vocabulary.draw_seeds(1, device)
+    stats = doc_ids((logits * LOG2E).expand(slots, -1), deal)
+    given = (hidden, table, offsets(bias, absent), truth, truth > 0, truth, seed)
+    _, samples, best, *_ = settle(stats, deal, *given)
+    drawn_by(samples, logits)
+    assert (best == logits.argmax()).all()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's NumPy
+def test_logits_that_are_no_numbers_choose_a_word(device):
+    """As in `test_vocabulary`; threads that saw no number leave what they began with."""
+    stats = torch.tensor([-1e30, torch.nan, 0.0, 2.0], device=device).repeat(4, 2, 4, 1)
+    hidden = torch.full((4, 16), torch.nan, device=device)
+    table, offset = torch.zeros(300, 16, device=device), torch.zeros(384, device=device)
+    truth = torch.zeros(4, dtype=torch.long, device=device)
+    (seed,) = vocabulary.draw_seeds(1, device)
+    given = (hidden, table, offset, truth, truth == 0, truth, seed)
+    losses, samples, best, *_ = settle(stats, Deal(1, 3, 3), *given)
+    assert losses.isnan().all()
+    assert ((samples < 300) & (best < 300)).all()
+
+
+def test_parts_are_added_up(device, normal, near):
+    """Only those that a program left."""
+    deal, slots = Deal(5, 3, 6), 220
+    parts = torch.full((deal.parts, slots, 16), torch.nan, device=device)
+    wanted = torch.zeros(slots, 16, device=device)
+    for tall in range(2):
+        rows = slice(tall * TALL, min(slots, (tall + 1) * TALL))
+        count = len(shares(deal, tall))
+        parts[:count, rows] = normal(count, rows.stop - rows.start, 16).detach()
+        wanted[rows] = parts[:count, rows].sum(0)
+    hidden, factor = normal(slots, 16).detach(), normal(slots).detach()
+    of_hidden, wider = weigh(parts, deal, hidden, factor)
+    near(of_hidden, wanted * factor[:, None])
+    near(wider, torch.cat((hidden, torch.ones_like(hidden[:, :8])), 1) * factor[:, None])
+
+
+@pytest.fixture
+def given(hopper):
+    """`given(200, 1000)`: hidden and table in bf16, bias, absent, truth, drawn, other."""
+    torch.manual_seed(3)
+
+    def draw(slots: int, words: int) -> list[torch.Tensor]:
+        hidden = torch.randn(slots, 128, device=hopper).bfloat16()
+        table = (torch.randn(words, 128, device=hopper) * 0.2).bfloat16()
+        bias, absent = torch.randn(words, device=hopper), gone(words, hopper)
+        truth = torch.randint(10, words - 10, (slots,), device=hopper)
+        is_masked = torch.rand(slots, device=hopper) < 0.8
+        is_masked[0] = True
+        return [hidden, table, bias, absent, truth, is_masked, truth.roll(1)]
+
+    return draw
+
+
+def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return ((found.float() - wanted).norm() / wanted.norm()).item()
+
+
+SIZES = [(slots, words) for slots in (1, 200, 2560) for words in (30522, 1000, 130)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("slots", "words"), SIZES)
+def test_the_same_as_torch(slots, words, given):
+    hidden, table, bias, absent, truth, is_masked, other = given(slots, words)
+    leaves = [t.float().requires_grad_() for t in (hidden, table, bias)]
+    logits = F.linear(leaves[0], leaves[1], offset_of(leaves[2], absent))
+    chances = logits.log_softmax(-1)
+    nll = torch.where(is_masked, F.nll_loss(chances, truth, reduction="none"), 0.0)
+    weights = torch.linspace(0.5, 2, slots, device=hidden.device)
+    wanted = torch.autograd.grad((nll * weights).sum(), leaves)
+    own = [hidden.requires_grad_(), table.float().requires_grad_(), bias.requires_grad_()]
+    rest = (absent, truth, is_masked, other, 1.0, False)
+    losses, samples, best, logs = Guess.apply(own[0], own[1], table, own[2], *rest)
+    torch.testing.assert_close(losses, nll, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(logs[:, 0], chances.max(-1).values, rtol=1e-4, atol=1e-3)
+    at_other = chances.gather(-1, other[:, None]).squeeze(-1)
+    torch.testing.assert_close(logs[:, 1], at_other, rtol=1e-4, atol=1e-3)
+    at_best = chances.gather(-1, best[:, None]).squeeze(-1)
+    torch.testing.assert_close(at_best, chances.max(-1).values, rtol=1e-4, atol=1e-3)
+    assert chances.gather(-1, samples[:, None]).isfinite().all()
+    found = torch.autograd.grad((losses * weights).sum(), own)
+    for name, ours, torchs in zip(("hidden", "table", "bias"), found, wanted, strict=True):
+        assert ours.shape == torchs.shape, name
+        assert off(ours, torchs) < 1e-2, name
+    assert (found[0][~is_masked] == 0).all()
+    assert (found[2][absent] == 0).all()
+
+
+@pytest.mark.gpu
+def test_slopes_end_where_they_should(given):
+    """Nothing is written beyond the last slot, and padding has no slope."""
+    hidden, table, bias, absent, truth, is_masked, other = given(200, 1001)
+    _, kept = look(hidden, table, bias, absent, truth, is_masked, other)
+    slopes, _, _ = slopes_of(hidden, table, *kept)
+    logits = F.linear(hidden.float(), table.float(), offset_of(bias, absent))
+    wanted = logits.softmax(-1) - F.one_hot(truth, 1001)
+    assert off(slopes[:, :1001], wanted * is_masked[:, None]) < 5e-3
+    assert (slopes[:, 1001:] == 0).all()
+
+
+@pytest.mark.gpu
+def test_samples_follow_the_distribution(given, drawn_by):
+    hidden, table, bias, absent, *_ = given(1, 1000)
+    hidden = hidden.expand(20_000, -1).contiguous()
+    truth = torch.full((20_000,), 50, device=hidden.device)
+    (_, samples, *_), _ = look(hidden, table, bias, absent, truth, truth > 0, truth)
+    drawn_by(samples, F.linear(hidden[0].float(), table.float(), offset_of(bias, absent)))
+
+
+@pytest.mark.gpu
+def test_the_same_seed_gives_the_same(given):
+    """Bit for bit: no two programs add to one number."""
+    both = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        hidden, table, bias, *rest = given(2560, 3000)
+        own = [hidden.requires_grad_(), table.float().requires_grad_(), bias.requires_grad_()]
+        found = Guess.apply(own[0], own[1], table, own[2], *rest, 1.0, False)
+        both.append((*found, *torch.autograd.grad(found[0].sum(), own)))
+    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))

@@ -1,0 +1,39 @@
+"""The hardware of a run: what it reaches, and that to ask costs the run nothing."""
+
+import itertools
+
+import pytest
+import torch
+
+from electra import device as module
+from electra.device import choose_precision, knows_bf16, measure_peak
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_bf16_only_where_the_card_knows_it(knows, monkeypatch):
+    """torch imitates it on older cards, slowly, and the kernels are not for them."""
+
+    def supported(including_emulation: bool = True) -> bool:
+        return knows or including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    assert choose_precision("auto", CUDA) == (torch.bfloat16 if knows else torch.float32)
+    assert choose_precision("bf16", CUDA) == torch.bfloat16
+    assert knows_bf16(CUDA) == knows
+    assert not knows_bf16(CPU)
+    assert choose_precision("auto", CPU) == torch.float32
+
+
+def test_the_peak_is_the_flops_of_the_best_product(monkeypatch):
+    """A product of two matrices of n rows has n³ multiplications and as many additions."""
+    clock = itertools.accumulate(itertools.cycle([1.0, 4.0]))  # four seconds, then one between
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
+    assert measure_peak(CPU, torch.float32) == 2 * 1024**3 / 4.0
+
+
+def test_the_measurement_leaves_the_random_numbers_of_the_run_alone():
+    before = torch.get_rng_state()
+    measure_peak(CPU, torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)

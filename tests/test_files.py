@@ -1,0 +1,36 @@
+"""Files are written whole or not at all."""
+
+import json
+import math
+import shutil
+
+import pytest
+from safetensors import SafetensorError
+
+from electra.files import is_disk_full, write_atomic
+from electra.jsonl import to_json
+
+
+def test_broken_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "a.bin"
+    write_atomic(path, b"old ", b"content")
+    with pytest.raises(TypeError):
+        write_atomic(path, b"new", "no bytes")
+    assert path.read_bytes() == b"old content"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_known_whoever_tells():
+    assert is_disk_full(OSError(28, "No space left on device"))
+    assert is_disk_full(SafetensorError("I/O error: No space left on device (os error 28)"))
+    assert is_disk_full(
+        shutil.Error([("a", "b", "[Errno 28] No space left on device: 'a' -> 'b'")])
+    )
+    assert not is_disk_full(OSError(13, "Permission denied"))
+    assert not is_disk_full(SafetensorError("I/O error: Permission denied (os error 13)"))
+    assert not is_disk_full(ValueError("28"))
+
+
+def test_a_line_of_json_has_null_for_what_is_no_number_wherever_it_stands():
+    record = {"a": math.nan, "b": [1.5, (math.inf, {"c": -math.inf})]}
+    assert json.loads(to_json(record)) == {"a": None, "b": [1.5, [None, {"c": None}]]}
