@@ -37,6 +37,7 @@ from electra.train.health import HealthCheck
 from electra.train.loop import LoopConfig, Run, dry_run, train
 from electra.train.metrics_log import MetricsLog, open_logger, read_metrics
 from electra.train.progress_view import ProgressView
+from electra.train.step import Step
 from electra.train.validation import token_counts, unigram_entropy
 
 
@@ -220,12 +221,14 @@ def run_loop(
         first = torch.from_numpy(
             rows_at(shards, position, config.data.batch_size, config.train.seed)
         )
-        dry_run(run, first.to(run.device))
+        dry_run(run, first.to(run.step.device))
         if not read_metrics(out):
             sizes = parameter_counts(run.objective)
             run.metrics_log.write("event", 0, message="started", parameters=sizes)
-        run.view.say(_headline(run, shards))
-        batches = stream(shards, config.data.batch_size, config.train.seed, position, run.device)
+        run.view.print(_headline(run, shards))
+        batches = stream(
+            shards, config.data.batch_size, config.train.seed, position, run.step.device
+        )
         train(run, batches, stop)
     last = checkpoint.checkpoints(out)
     if stop.signal is not None:
@@ -246,49 +249,27 @@ def run_loop(
 def build_run(
     config: PretrainConfig, out: Path, shards: Shards, vocab: Vocabulary, console: Console
 ) -> Iterator[Run]:
-    """A run with everything in place, at its last checkpoint if there is one."""
-    torch.manual_seed(config.train.seed)
-    device = choose_device(config.train.device)
-    dtype = choose_precision(config.train.precision, device)
-    objective = build_objective(config, vocab).to(device)
-    optim, loop = config.optim, config.train
-    groups = parameter_groups(objective, optim.weight_decay)
-    optimizer = PaperAdam(
-        groups,
-        betas=optim.betas,
-        eps=optim.eps,
-        clip=optim.clip,
-        kernels=loop.fused_kernels != "off",
-    )
-    state = load_latest(out, objective, optimizer, shards)
-    if (
-        loop.fused_kernels != "off"
-        and not loop.compile
-        and dtype == torch.bfloat16
-        and knows_bf16(device)
-    ):
-        use_fused_kernels_(objective, recompute=loop.activation_checkpointing)
-    elif device.type == "cpu" and not loop.compile:
-        use_cheap_cpu_dropout_(objective)
+    """Build a run; if it has checkpoints, load the latest."""
+    loop = config.train
+    torch.manual_seed(loop.seed)
+    objective = build_objective(config, vocab).to(choose_device(loop.device))
+    step = build_step(config, objective)
+    state = load_latest(out, objective, step.optimizer, shards)
     metrics_log = MetricsLog(out)
     metrics_log.rewind(state.step)
-    sample = rows_at(shards, 0, min(4096, shards.rows("train")), config.train.seed)
+    sample = rows_at(shards, 0, min(4096, shards.rows("train")), loop.seed)
     with ProgressView(console, f"electra pretrain · {config.name} · {out}") as view:
-        metrics_log.logger = open_logger(config.train.logger, out, to_dict(config))
+        metrics_log.logger = open_logger(loop.logger, out, to_dict(config))
         try:
             yield Run(
                 folder=out,
                 loop=loop,
-                optim=optim,
+                optim=config.optim,
                 budget=parse_budget(loop.budget),
-                objective=objective,
-                forward=torch.compile(objective, dynamic=False) if loop.compile else objective,
-                optimizer=optimizer,
+                step=step,
                 state=state,
-                dtype=dtype,
-                micro_batch=config.data.batch_size // loop.grad_accumulation,
                 flops_per_row=flops_per_row(config),
-                peak=measure_peak(device, dtype),
+                peak_flops=measure_peak(step.device, step.dtype),
                 pad_id=vocab.pad,
                 held_out=held_out_rows(shards, loop.validate_rows),
                 metrics_log=metrics_log,
@@ -297,6 +278,32 @@ def build_run(
             )
         finally:
             metrics_log.close()
+
+
+def build_step(config: PretrainConfig, objective: Objective) -> Step:
+    """The training step of a configuration, on the objective's device."""
+    optim, loop = config.optim, config.train
+    device = objective.maskable.device
+    dtype = choose_precision(loop.precision, device)
+    fused = loop.fused_kernels != "off"
+    optimizer = PaperAdam(
+        parameter_groups(objective, optim.weight_decay),
+        betas=optim.betas,
+        eps=optim.eps,
+        clip=optim.clip,
+        kernels=fused,
+    )
+    if fused and not loop.compile and dtype == torch.bfloat16 and knows_bf16(device):
+        use_fused_kernels_(objective, recompute=loop.activation_checkpointing)
+    elif device.type == "cpu" and not loop.compile:
+        use_cheap_cpu_dropout_(objective)
+    return Step(
+        objective=objective,
+        optimizer=optimizer,
+        forward=torch.compile(objective, dynamic=False) if loop.compile else objective,
+        dtype=dtype,
+        micro_batch=config.data.batch_size // loop.grad_accumulation,
+    )
 
 
 def load_latest(
@@ -334,8 +341,8 @@ def _headline(run: Run, shards: Shards) -> str:
     counts = parameter_counts(run.objective)
     sizes = ", ".join(f"{name} {n / 1e6:.1f} M" for name, n in counts.items())
     where = "Resuming at step" if run.state.step else "Starting at step"
-    precision = str(run.dtype).removeprefix("torch.")
+    precision = str(run.step.dtype).removeprefix("torch.")
     return (
-        f"{where} {run.state.step:,} on {run.device.type} in {precision}: parameters of the "
+        f"{where} {run.state.step:,} on {run.step.device.type} in {precision}: parameters of the "
         f"{sizes}; {shards.tokens / 1e6:.1f} M tokens of text, {run.loop.budget}."
     )
