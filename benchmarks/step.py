@@ -22,7 +22,8 @@ from electra.objectives.kinds import build
 from electra.objectives.objective import VocabInfo
 from electra.recipes import recipe
 from electra.train.cuda_graph import GraphedStep, capture_cuda_graph
-from electra.train.pretrain import PretrainConfig, build_step
+from electra.train.pretrain import build_step
+from electra.train.settings import PretrainConfig
 
 VOCAB_SIZE = 30522
 RATE = 1e-5

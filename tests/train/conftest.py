@@ -7,7 +7,8 @@ import torch
 
 from electra.text.tokenizer import load_vocabulary
 from electra.train.data import open_data, rows_at
-from electra.train.pretrain import PretrainConfig, build_objective, build_step
+from electra.train.pretrain import build_objective, build_step
+from electra.train.settings import PretrainConfig
 from electra.train.step import Step
 
 

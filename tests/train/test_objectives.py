@@ -31,9 +31,10 @@ from electra.train.evaluate import evaluate, restore_run
 from electra.train.health import HealthCheck
 from electra.train.loop import LoopConfig
 from electra.train.metrics_log import read_metrics
-from electra.train.pretrain import PretrainConfig, resume, start
+from electra.train.pretrain import resume, start
 from electra.train.progress_view import ProgressView, metrics_present, shown
 from electra.train.report import write_report
+from electra.train.settings import PretrainConfig
 from electra.train.validation import token_counts
 
 STAGES = ("objective.kind=two-stage", "generator.tie=none")
