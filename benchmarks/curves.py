@@ -24,7 +24,8 @@ from rich.console import Console
 from electra.config import override
 from electra.recipes import recipe
 from electra.train.metrics_log import read_metrics
-from electra.train.pretrain import PretrainConfig, start
+from electra.train.pretrain import start
+from electra.train.settings import PretrainConfig
 
 STEPS = {"plain": ("train.cuda_graph=false", "train.fused_kernels=off"), "fast": ()}
 FIGURES = ("mlm_loss", "detection_loss")

@@ -20,7 +20,8 @@ from electra.text.prepare import prepare
 from electra.text.tokenizer import train_tokenizer
 from electra.train.data import DataConfig
 from electra.train.loop import LoopConfig
-from electra.train.pretrain import PretrainConfig, start
+from electra.train.pretrain import start
+from electra.train.settings import PretrainConfig
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

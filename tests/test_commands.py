@@ -19,7 +19,7 @@ from electra.text.prepare import prepare
 from electra.text.shards import Shards
 from electra.text.tokenizer import special_names, train_tokenizer
 from electra.train import checkpoint
-from electra.train.pretrain import PretrainConfig
+from electra.train.settings import PretrainConfig
 
 QUICK = (
     "model.hidden=32",
@@ -125,7 +125,7 @@ def test_what_is_no_number_is_null_in_json(electra, finished, data_folder, monke
 
 
 def test_a_polite_stop_is_no_error(electra, finished, monkeypatch):
-    monkeypatch.setattr("electra.train.pretrain.resume", lambda *asked: 130)
+    monkeypatch.setattr("electra.train.pretrain.resume", lambda *_, **__: 130)
     code, _, err = electra("pretrain", "--resume", "--out", finished)
     assert (code, err) == (130, "")
 
@@ -391,13 +391,13 @@ def test_a_vocabulary_without_a_mask_is_refused(refused, corpus, tmp_path):
 
 
 def test_an_edited_run_is_told(refused, finished, tmp_path):
-    """A model of another size than the checkpoint's; a configuration that is none."""
+    """Other settings than the checkpoint's; a configuration that is none."""
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     config = run / "config.yaml"
     text = config.read_text()
     config.write_text(text.replace("hidden: 32", "hidden: 64"))
-    assert "is not of this model" in refused("pretrain", "--resume", "--out", run)
+    assert "has model.hidden=64" in refused("pretrain", "--resume", "--out", run)
     config.write_text(text.replace("hidden: 32", "hiden: 32"))
     assert "did you mean" in refused("pretrain", "--resume", "--out", run)
     config.write_text("[")
@@ -411,7 +411,7 @@ def test_the_data_of_a_run_is_gone(refused, finished, tmp_path):
     folder = read_folder(config)
     config.write_text(config.read_text().replace(folder, str(tmp_path / "moved")))
     sentence = refused("pretrain", "--resume", "--out", run)
-    assert "no folder of token shards" in sentence
+    assert "is not a folder of token shards any more" in sentence
     assert "--data" in sentence
 
 

@@ -8,7 +8,7 @@ import pytest
 from electra.config import field_helps, flatten, from_dict, from_yaml, override, to_yaml
 from electra.errors import UserError
 from electra.recipes import RECIPES, recipe
-from electra.train.pretrain import PretrainConfig
+from electra.train.settings import PretrainConfig
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -60,7 +60,10 @@ def test_overrides():
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ("optim.learning_rate=1", "no setting 'optim.learning_rate'"),
+        ("optim.learning_rate=1", "'optim.learning_rate': did you mean 'optim.lr'?"),
+        ("learning_rate=1", "'learning_rate': did you mean 'optim.lr'?"),
+        ("max_steps=1", "did you mean 'train.budget'?"),
+        ("num_hidden_layers=1", "did you mean 'model.layers'?"),
         ("optim.lrr=1", "did you mean 'optim.lr'?"),
         ("lr=1", "did you mean 'optim.lr'?"),
         ("model=3", "no setting 'model'"),
@@ -79,8 +82,8 @@ def test_overrides():
         ("optim.decay_power=-1", "optim.decay_power is a number from 0 on"),
         ("optim.eps=0", "optim.clip and optim.eps must be above 0"),
         ("optim.betas=[0.9,1]", "optim.betas are two numbers from 0 on, below 1"),
-        ("train.seed=-1", "train.seed is a whole number from 0 on"),
-        ("train.seed=1e30", "train.seed is a whole number from 0 on"),
+        ("train.seed=-1", "train.seed must be a whole number from 0"),
+        ("train.seed=1e30", "train.seed must be a whole number from 0"),
         ("train.compile=maybe", "true or false"),
         ("generator.tie=some", "one of none, embeddings, all"),
         ("optim.betas=0.9", "takes 2 values"),
@@ -96,6 +99,19 @@ def test_wrong_settings_are_named(setting, sentence):
     with pytest.raises(UserError) as error:
         override(recipe("toy"), [setting])
     assert sentence in str(error.value)
+
+
+def test_a_name_of_another_library_in_a_file_names_ours():
+    with pytest.raises(UserError, match=r"did you mean 'optim\.lr'\?"):
+        from_dict(PretrainConfig, {"optim": {"learning_rate": 1e-3}})
+
+
+def test_every_alias_names_a_setting():
+    known = dict(flatten(PretrainConfig()))
+    last_parts = {key.rpartition(".")[2] for key in known}
+    for alias, key in PretrainConfig.ALIASES.items():
+        assert key in known
+        assert alias not in last_parts
 
 
 def test_a_batch_that_does_not_divide_suggests_ones_that_do():

@@ -4,7 +4,8 @@ A configuration is a frozen dataclass kept beside the thing that it configures. 
 field is its help: `electra recipes NAME` shows it, and `config.yaml` has it as a comment.
 
 A setting that was renamed is still read under its old name, with a warning: a dataclass lists such
-names in `RENAMED_KEYS` and `RENAMED_VALUES`.
+names in `RENAMED_KEYS` and `RENAMED_VALUES`. `ALIASES` lists names that other libraries use; they
+are not accepted, but the error names the right one.
 """
 
 import ast
@@ -34,21 +35,21 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def from_dict(kind: type[C], values: Mapping[str, Any]) -> C:
     """Build a configuration; unknown keys and values of the wrong type are refused."""
-    return _build(kind, update_renamed(kind, values), "")
+    return _build(kind, update_renamed(kind, values), "", getattr(kind, "ALIASES", {}))
 
 
-def _build(kind: type[C], values: Mapping[str, Any], path: str) -> C:
+def _build(kind: type[C], values: Mapping[str, Any], path: str, aliases: Mapping[str, str]) -> C:
     hints = typing.get_type_hints(kind)
     types = {f.name: hints[f.name] for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key in values:
         if key not in types:
-            raise _unknown(f"{path}{key}", [f"{path}{name}" for name in types])
+            raise _unknown(f"{path}{key}", [f"{path}{name}" for name in types], aliases)
     built = {}
     for key, value in values.items():
         if dataclasses.is_dataclass(types[key]):
             if not isinstance(value, Mapping):
                 raise UserError(f"'{path}{key}' is a group of settings, not one value.")
-            built[key] = _build(types[key], value, f"{path}{key}.")
+            built[key] = _build(types[key], value, f"{path}{key}.", aliases)
         else:
             built[key] = _convert(value, types[key], f"{path}{key}")
     return kind(**built)
@@ -63,7 +64,7 @@ def override(config: C, assignments: Sequence[str]) -> C:
             raise UserError(f"'{assignment}' is not a setting: write it as key=value.")
         ((key, text),) = update_renamed_flat(type(config), {key: text}).items()
         if key not in known:
-            raise _unknown(key, list(known))
+            raise _unknown(key, list(known), getattr(type(config), "ALIASES", {}))
         *groups, last = key.split(".")
         target = values
         for group in groups:
@@ -91,8 +92,10 @@ def update_renamed_flat(kind: type, settings: Mapping[str, Any]) -> dict[str, An
     keys: Mapping[str, str] = getattr(kind, "RENAMED_KEYS", {})
     renamed = {old: keys[old] for old in settings if old in keys}
     if renamed:
-        told = ", ".join(f"'{old}' is now '{new}'" for old, new in renamed.items())
-        warnings.warn(f"renamed settings: {told}.", FutureWarning, stacklevel=2)
+        first = [f"'{old}' is now '{new}'" for old, new in renamed.items()][:2]
+        more = f" and {len(renamed) - 2} more" if len(renamed) > 2 else ""
+        text = f"old names of settings are still read: {', '.join(first)}{more}."
+        warnings.warn(text, FutureWarning, stacklevel=2)
     both = {old for old, new in renamed.items() if new in settings}
     if both:
         old = min(both)
@@ -169,8 +172,10 @@ def field_helps(kind: type) -> dict[str, str]:
     return helps
 
 
-def _unknown(key: str, known: list[str]) -> UserError:
-    return UserError(f"There is no setting '{key}': {nearest(key, known)}")
+def _unknown(key: str, known: list[str], aliases: Mapping[str, str]) -> UserError:
+    alias = aliases.get(key.rpartition(".")[2])
+    hint = f"did you mean '{alias}'?" if alias else nearest(key, known)
+    return UserError(f"There is no setting '{key}': {hint}")
 
 
 def _plain(value: Any) -> Any:

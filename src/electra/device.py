@@ -1,6 +1,7 @@
 """The hardware of a run: which device, which precision, and what it can do at best."""
 
 import contextlib
+import os
 import time
 from typing import Literal
 
@@ -10,6 +11,16 @@ from electra.errors import UserError
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16"]
+
+
+def check_one_process() -> None:
+    """Refuse to train under a launcher of several processes, such as `torchrun`."""
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes.isdigit() and int(processes) > 1:
+        raise UserError(
+            f"WORLD_SIZE is {processes}, but a run uses one device for now: start electra without "
+            "torchrun or another launcher, once per run."
+        )
 
 
 def choose_device(wish: Device, setting: str = "train.device") -> torch.device:

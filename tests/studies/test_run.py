@@ -14,8 +14,9 @@ import pytest
 from electra.studies import run as runs
 from electra.studies import score
 from electra.studies.study import row_costs
-from electra.train import loop, pretrain
+from electra.train import pretrain
 from electra.train.pretrain import read_run_config
+from electra.train.step import Step
 
 ARMS = ("none", "embeddings", "all")
 
@@ -140,14 +141,14 @@ def test_interrupted_within_a_run(electra, command, started, tmp_path, monkeypat
     }
     shutil.rmtree(tmp_path / "study")
     started.clear()
-    step, count = loop.step, iter(range(1000))
+    step, count = Step.__call__, iter(range(1000))
 
     def interrupt(*given):
         if next(count) == 7:
             os.kill(os.getpid(), signal.SIGINT)
         return step(*given)
 
-    monkeypatch.setattr(loop, "step", interrupt)
+    monkeypatch.setattr(Step, "__call__", interrupt)
     code, _, err = electra(*words)
     assert code == 130
     assert "The study goes on with the same command." in err

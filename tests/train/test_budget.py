@@ -15,7 +15,8 @@ from electra.train import checkpoint
 from electra.train.budget import Budget, parse_budget
 from electra.train.data import open_data
 from electra.train.metrics_log import read_metrics
-from electra.train.pretrain import PretrainConfig, resume, start
+from electra.train.pretrain import resume, start
+from electra.train.settings import PretrainConfig
 
 
 @pytest.mark.parametrize(

@@ -1,39 +1,39 @@
-"""The capture of a step, with a pretended CUDA graph: what is fed in, and what stays as it was."""
+"""The capture of a step, with a fake CUDA graph on the CPU: what a replay reads and changes."""
 
 import gc
 import weakref
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from dataclasses import fields
 
 import pytest
 import torch
 
 from electra.config import override
 from electra.optim.adam import PaperAdam
-from electra.train import loop, pretrain
 from electra.train.cuda_graph import capture_cuda_graph
+from electra.train.step import Step
 
-STAGES = ("objective.kind=two-stage", "generator.tie=none", "generator.width=1")
+TWO_STAGES = ("objective.kind=two-stage", "generator.tie=none", "generator.width=1")
 SETTINGS = {
     "rtd": (),
-    "pieces": ("train.grad_accumulation=4",),
-    "two stages": STAGES,
-    "more and more masks": ("objective.mask_rate=0.05", "objective.mask_rate_end=0.5"),
+    "micro-batches": ("train.grad_accumulation=4",),
+    "two stages": TWO_STAGES,
+    "mask rate schedule": ("objective.mask_rate=0.05", "objective.mask_rate_end=0.5"),
 }
 
 
-class Pretended:
-    """Replays as the real one does: the captured call with the same tensors, written in place."""
+class FakeGraph:
+    """Replays as a real graph does: the captured call, on the same tensors, written in place."""
 
-    step: partial
+    step: Step
 
     def capture(self, rows, rate, sums) -> None:
-        run = self.step.args[0]
+        objective = self.step.objective
         self.call, self.sums = (rows, rate), sums
-        self.stage, self.mask_rate = run.objective.in_second_stage, run.objective.rate
+        self.stage, self.mask_rate = objective.in_second_stage, objective.rate
 
     def replay(self) -> None:
-        objective = self.step.args[0].objective
+        objective = self.step.objective
         assert objective.in_second_stage == self.stage
         now, moves = objective.rate, isinstance(self.mask_rate, torch.Tensor)
         objective.rate = self.mask_rate if moves else now
@@ -42,8 +42,8 @@ class Pretended:
 
 
 @pytest.fixture
-def pretend(monkeypatch):
-    """Capture on the CPU: `pretend(run, rows)` is what `capture_cuda_graph` gives."""
+def capture(monkeypatch):
+    """`capture_cuda_graph` on the CPU."""
 
     class Stream:
         def wait_stream(self, other) -> None:
@@ -53,120 +53,98 @@ def pretend(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Pretended)
-    monkeypatch.setattr(pretrain, "measure_peak", lambda *_: 1e12)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
 
-    def pretend(run, rows):
+    def capture(step, rows):
         calls = []
 
-        def step(rows, rate):
-            calls.append((rows, rate, loop.step(run, rows, rate)))
-            return calls[-1][-1]
+        class Recorded(Step):
+            def __call__(self, rows, rate):
+                calls.append((rows, rate, step(rows, rate)))
+                return calls[-1][-1]
 
         @contextmanager
         def graph(graph, pool, stream):
             yield
-            graph.step = partial(loop.step, run)
+            graph.step = step
             graph.capture(*calls[-1])
 
         monkeypatch.setattr(torch.cuda, "graph", graph)
-        run.objective.train()
-        return capture_cuda_graph(step, run.objective, run.optimizer, rows, run.dtype)
+        return capture_cuda_graph(
+            Recorded(**{f.name: getattr(step, f.name) for f in fields(step)}), rows
+        )
 
-    return pretend
-
-
-def started(config, out, console):
-    """A run before its first step, and the rows of five steps."""
-    import shutil
-    from dataclasses import replace
-
-    from electra.text.tokenizer import load_vocabulary
-    from electra.train.data import open_data, rows_at
-
-    shards = open_data(config.data, config.model.max_positions)
-    vocab = load_vocabulary(shards.tokenizer)
-    config = replace(config, model=replace(config.model, vocab_size=vocab.size))
-    out.mkdir()
-    shutil.copytree(shards.tokenizer, out / "tokenizer")
-    rows = torch.from_numpy(rows_at(shards, 0, 5 * config.data.batch_size, 0))
-    return pretrain.build_run(config, out, shards, vocab, console), rows.split(
-        config.data.batch_size
-    )
+    return capture
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_replay_is_the_step(name, tiny, tmp_path, console, pretend):
-    """With the rows, the learning rate, the mask rate and the stage of its turn."""
+def test_a_replay_equals_the_step(name, tiny, make_step, capture):
+    """With the rows, the learning rate, the mask rate and the stage of each call."""
     found = {}
     for kind in ("plain", "replayed"):
-        opening, rows = started(override(tiny, SETTINGS[name]), tmp_path / kind, console)
-        with opening as run:
-            run.objective.train()
-            take = partial(loop.step, run)
-            if kind == "replayed":
-                random = torch.get_rng_state()
-                take = pretend(run, rows[0])
-                torch.set_rng_state(random)  # as the dry run does
-            sums = []
-            for number, part in enumerate(rows):
-                run.objective.update_progress(number / 5)
-                sums.append(take(part, number / 1024).clone())
-            found[kind] = sums, [p.detach().clone() for p in run.objective.parameters()]
+        step, rows = make_step(override(tiny, SETTINGS[name]))
+        take_step = step
+        if kind == "replayed":
+            random = torch.get_rng_state()
+            take_step = capture(step, rows[0])
+            torch.set_rng_state(random)  # as the dry run does
+        sums = []
+        for number, batch in enumerate(rows):
+            step.objective.update_progress(number / 5)
+            sums.append(take_step(batch, number / 1024).clone())
+        found[kind] = sums, [p.detach().clone() for p in step.objective.parameters()]
     for plain, replayed in zip(*found.values(), strict=True):
         for one, two in zip(plain, replayed, strict=True):
             assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_capture_changes_nothing(name, tiny, tmp_path, console, pretend):
-    """Nor Adam's means, which a resumed run brings along."""
-    opening, rows = started(override(tiny, SETTINGS[name]), tmp_path / "run", console)
-    with opening as run:
-        run.objective.train()
-        loop.step(run, rows[1], 1e-3)
-        held = [
-            *run.objective.parameters(),
-            *(m for p in run.objective.parameters() for m in run.optimizer.moments(p).values()),
-        ]
-        before = [t.detach().clone() for t in held]
-        rate, second = run.objective.rate, run.objective.in_second_stage
-        pretend(run, rows[0])
-        for tensor, value in zip(held, before, strict=True):
-            assert torch.equal(tensor, value)
-        assert (run.objective.rate, run.objective.in_second_stage) == (rate, second)
-        assert all(p.grad is None for p in run.objective.parameters())
+def test_the_capture_changes_nothing(name, tiny, make_step, capture):
+    """Not even Adam's moments, which a resumed run has loaded."""
+    step, rows = make_step(override(tiny, SETTINGS[name]))
+    objective = step.objective
+    step(rows[1], 1e-3)
+    held = [
+        *objective.parameters(),
+        *(m for p in objective.parameters() for m in step.optimizer.moments(p).values()),
+    ]
+    before = [t.detach().clone() for t in held]
+    rate, second = objective.rate, objective.in_second_stage
+    capture(step, rows[0])
+    for tensor, value in zip(held, before, strict=True):
+        assert torch.equal(tensor, value)
+    assert (objective.rate, objective.in_second_stage) == (rate, second)
+    assert all(p.grad is None for p in objective.parameters())
 
 
 @pytest.mark.parametrize(("name", "stages"), [("rtd", 1), ("two stages", 2)])
-def test_what_the_optimizer_settles_lives_as_long_as_the_graph(
-    name, stages, tiny, tmp_path, console, pretend, monkeypatch
+def test_optimizer_tables_live_as_long_as_the_graph(
+    name, stages, tiny, make_step, capture, monkeypatch
 ):
-    """Its kernels read it in each replay; it is written when the capture is over."""
+    """The optimizer's kernels read its table in each replay; it is filled after the capture."""
 
     class Table:
         pass
 
-    told, tables, capture = [], [], Pretended.capture
+    events, tables, original = [], [], FakeGraph.capture
 
-    def capture_cuda_graph(self, *given) -> None:
-        told.append("captured")
-        capture(self, *given)
+    def record_capture(self, *given) -> None:
+        events.append("captured")
+        original(self, *given)
 
     def settle(self) -> Table:
-        told.append("settled")
+        events.append("settled")
         table = Table()
         tables.append(weakref.ref(table))
         return table
 
-    monkeypatch.setattr(Pretended, "capture", capture_cuda_graph)
+    monkeypatch.setattr(FakeGraph, "capture", record_capture)
     monkeypatch.setattr(PaperAdam, "settle", settle)
-    opening, rows = started(override(tiny, SETTINGS[name]), tmp_path / "run", console)
-    with opening as run:
-        replay = pretend(run, rows[0])
-        gc.collect()
-        assert told == ["captured", "settled"] * stages
-        assert all(table() is not None for table in tables)
-        del replay
-        gc.collect()
-        assert all(table() is None for table in tables)
+    step, rows = make_step(override(tiny, SETTINGS[name]))
+    replay = capture(step, rows[0])
+    gc.collect()
+    assert events == ["captured", "settled"] * stages
+    assert all(table() is not None for table in tables)
+    del replay
+    gc.collect()
+    assert all(table() is None for table in tables)

@@ -13,6 +13,7 @@ from electra.train import checkpoint, loop, pretrain
 from electra.train.data import open_data, rows_at
 from electra.train.metrics_log import read_metrics
 from electra.train.pretrain import resume, start
+from electra.train.step import Step
 
 pytestmark = pytest.mark.gpu
 
@@ -188,21 +189,21 @@ def changed(run, before) -> float:
 
 def test_the_capture_changes_nothing(build_run):
     run, _, before = build_run
-    assert run.replay is not None
+    assert run.graphed_step is not None
     assert changed(run, before) == 0
     for p in run.objective.parameters():
         assert p.grad is None
-        assert not any(moment.any() for moment in run.optimizer.moments(p).values())
+        assert not any(moment.any() for moment in run.step.optimizer.moments(p).values())
 
 
 def test_each_replay_has_its_learning_rate(build_run):
     run, rows, before = build_run
-    run.replay(rows, 0.0)
+    run.graphed_step(rows, 0.0)
     assert changed(run, before) == 0
-    run.replay(rows, 1e-6)
+    run.graphed_step(rows, 1e-6)
     little = changed(run, before)
     assert 0 < little < 1e-5  # at most 3.2 rates, at the first step
-    run.replay(rows, 1e-3)
+    run.graphed_step(rows, 1e-3)
     assert changed(run, before) > 100 * little
 
 
@@ -215,13 +216,13 @@ def test_copies_of_matrices_are_as_their_parameters(build_run):
         assert pairs
         return all(torch.equal(p.bfloat16(), twin) for p, twin in pairs)
 
-    run.replay(rows, 1e-3)
+    run.graphed_step(rows, 1e-3)
     assert as_parameters()
     with torch.no_grad():
         for p in run.objective.parameters():
             p.mul_(1.01)
     assert not as_parameters()
-    run.replay(rows, 0.0)
+    run.graphed_step(rows, 0.0)
     assert as_parameters()
 
 
@@ -231,23 +232,23 @@ def test_each_replay_has_its_rows(build_run):
     for length in (9, 20):
         short = rows.clone()
         short[:, -1] = length
-        assert run.replay(short, 0.0)[counted].item() == length * len(rows)
+        assert run.graphed_step(short, 0.0)[counted].item() == length * len(rows)
 
 
 def test_each_replay_has_its_random_numbers(build_run):
-    """And a state that was kept brings the same ones again, also after a look at held-out text."""
+    """And a state that was kept brings the same ones again, also after a validation."""
     run, rows, _ = build_run
     random = torch.cuda.get_rng_state()
-    found = [run.replay(rows, 0.0).tolist() for _ in range(3)]
+    found = [run.graphed_step(rows, 0.0).tolist() for _ in range(3)]
     assert found[0] != pytest.approx(found[1], rel=1e-3)
     assert found[1] != pytest.approx(found[2], rel=1e-3)
     after = torch.cuda.get_rng_state()
     assert not torch.equal(random, after)
     torch.cuda.set_rng_state(random)
-    assert run.replay(rows, 0.0).tolist() == pytest.approx(found[0], rel=1e-3)
-    loop.validate(run.objective, run.held_out, run.micro_batch, run.dtype)
-    assert run.replay(rows, 0.0).tolist() == pytest.approx(found[1], rel=1e-3)
-    loop.step(run, rows, 0.0)  # it moves the state as far as a replay does
+    assert run.graphed_step(rows, 0.0).tolist() == pytest.approx(found[0], rel=1e-3)
+    loop.validate(run.objective, run.held_out, run.step.micro_batch, run.step.dtype)
+    assert run.graphed_step(rows, 0.0).tolist() == pytest.approx(found[1], rel=1e-3)
+    run.step(rows, 0.0)  # it moves the state as far as a replay does
     assert torch.equal(torch.cuda.get_rng_state(), after)
 
 
@@ -273,7 +274,7 @@ def test_training_waits_for_the_device_only_to_report(
     if graph:
         monkeypatch.setattr(loop, "capture_cuda_graph", lambda *given: watched(capture(*given)))
     else:
-        monkeypatch.setattr(loop, "step", watched(loop.step))
+        monkeypatch.setattr(Step, "__call__", watched(Step.__call__))
     config = with_train(on_cuda, budget="8steps", cuda_graph=graph)
     assert start(config, tmp_path / "run", console) == 0
     assert len(steps) == 8

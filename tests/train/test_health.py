@@ -63,7 +63,7 @@ def test_a_run_says_it_in_the_record_and_on_the_console(
     """Two steps of training know nothing yet: both findings, at the end, unless it is a trial."""
     start(with_train(tiny, budget="2steps"), tmp_path / "trial", console)
     assert "warning" not in console.file.getvalue()
-    monkeypatch.setattr(loop, "TRIAL", 0)
+    monkeypatch.setattr(loop, "MIN_STEPS_FOR_WARNINGS", 0)
     start(with_train(tiny, budget="2steps"), tmp_path / "run", console)
     said = [m["message"] for m in read_metrics(tmp_path / "run") if m["kind"] == "event"]
     assert said[0] == "started"

@@ -18,6 +18,7 @@ from electra.train import checkpoint, loop, pretrain
 from electra.train.data import open_data, rows_at
 from electra.train.metrics_log import read_metrics
 from electra.train.pretrain import build_run, start
+from electra.train.step import Step
 
 CURVE = Path(__file__).with_name("curve.json")
 
@@ -103,8 +104,8 @@ def test_the_dry_run_changes_nothing(tiny, tmp_path, console):
         for name, p in run.objective.named_parameters():
             assert torch.equal(p, weights[name]), name
             assert p.grad is None, name
-            assert run.optimizer.state[p], name  # memory that the steps need is there
-            for moment in run.optimizer.moments(p).values():
+            assert run.step.optimizer.state[p], name  # memory that the steps need is there
+            for moment in run.step.optimizer.moments(p).values():
                 assert not moment.any(), name
         assert run.state.step == run.state.rows == 0
     assert figures(tmp_path / "run") == []
@@ -177,16 +178,15 @@ def test_the_advice_for_memory_can_be_followed(
 
 def broken_at(step: int, monkeypatch) -> None:
     """Let a weight become NaN in the forward pass of a step."""
-    original, done = loop.step, []
+    original, count = Step.__call__, iter(range(1, 1000))
 
-    def poisoned(run, rows, rate):
-        if run.state.step == step - 1 and not done:
-            done.append(step)
+    def poisoned(self, rows, rate):
+        if next(count) == step:
             with torch.no_grad():
-                run.objective.discriminator.dense.weight[0, 0] = math.nan
-        return original(run, rows, rate)
+                self.objective.discriminator.dense.weight[0, 0] = math.nan
+        return original(self, rows, rate)
 
-    monkeypatch.setattr(loop, "step", poisoned)
+    monkeypatch.setattr(Step, "__call__", poisoned)
 
 
 def test_broken_numbers_stop_the_run_and_are_never_saved(
@@ -217,14 +217,14 @@ def test_broken_numbers_are_told_at_the_next_report(
 
 def test_broken_numbers_are_not_saved_when_a_signal_comes(tiny, tmp_path, console, monkeypatch):
     broken_at(2, monkeypatch)
-    original = loop.step
+    original, count = Step.__call__, iter(range(1, 1000))
 
-    def last(run, *given):
-        if run.state.step == 2:
+    def last(*given):
+        if next(count) == 3:
             signal.raise_signal(signal.SIGTERM)
-        return original(run, *given)
+        return original(*given)
 
-    monkeypatch.setattr(loop, "step", last)
+    monkeypatch.setattr(Step, "__call__", last)
     with pytest.raises(UserError, match=r"stopped at step 3.*No checkpoint was written"):
         start(tiny, tmp_path / "run", console)
 
@@ -262,14 +262,14 @@ def test_a_time_budget_ends_in_time_and_annealed(tiny, with_train, tmp_path, con
         def perf_counter(cls):
             return cls.now
 
-    original = loop.step
+    original = Step.__call__
 
     def slow(*arguments):
         Clock.now += 1
         return original(*arguments)
 
     monkeypatch.setattr(loop, "time", Clock)
-    monkeypatch.setattr(loop, "step", slow)
+    monkeypatch.setattr(Step, "__call__", slow)
     start(with_train(tiny, budget="30s", report_every=1), tmp_path / "run", console)
     lines = figures(tmp_path / "run")
     assert len(lines) == 30
@@ -314,44 +314,6 @@ def test_a_run_begins_by_cleaning_up(tiny, tmp_path, console):
     (tmp_path / "run" / "checkpoints" / ".step-00000030.partial").mkdir(parents=True)
     with opening:
         assert not list((tmp_path / "run" / "checkpoints").iterdir())
-
-
-def test_the_optimizer_has_the_settings(tiny, tmp_path, console):
-    optim = replace(tiny.optim, betas=(0.8, 0.9), eps=1e-3, clip=0.25, weight_decay=0.3)
-    opening, rows = opened_run(replace(tiny, optim=optim), tmp_path / "run", console)
-    with opening as run:
-        run.objective.train()
-        before = {n: p.detach().clone() for n, p in run.objective.named_parameters()}
-        loop.step(run, rows, 0.01)
-        moments = {n: run.optimizer.moments(p) for n, p in run.objective.named_parameters()}
-        grads = {n: m["mean"] / 0.2 for n, m in moments.items()}
-        assert sum(g.square().sum() for g in grads.values()).sqrt().item() == pytest.approx(0.25)
-        for name, p in run.objective.named_parameters():
-            square = 0.1 * grads[name].square()
-            decay = 0.3 * before[name] if p.ndim > 1 else 0.0
-            expected = before[name] - 0.01 * (0.2 * grads[name] / (square.sqrt() + 1e-3) + decay)
-            torch.testing.assert_close(p.detach(), expected, rtol=1e-4, atol=1e-6, msg=name)
-
-
-def test_one_clip_over_both_networks(tiny, tmp_path, console):
-    """The norm is that of all gradients together, what is shared counted once."""
-    opening, rows = opened_run(tiny, tmp_path / "run", console)
-    with opening as run:
-        run.objective.train()
-        random = torch.get_rng_state()
-        loop.backward(run, *run.objective.mask_batch(rows))
-        squares = [p.grad.double().square().sum() for p in run.objective.parameters()]
-        names = [n for n, p in run.objective.named_parameters() if p.grad.abs().sum() > 0]
-        assert {n.split(".")[0] for n in names} == {"generator", "discriminator"}
-        run.optimizer.zero_grad()
-        torch.set_rng_state(random)
-        sums = loop.step(run, rows, 0.0)
-        means = [run.optimizer.moments(p)["mean"] for p in run.objective.parameters()]
-        clipped = sum((mean.double() / 0.1).square().sum() for mean in means)
-    norm = sum(squares).sqrt().item()
-    assert norm > 1  # so that there is something to clip
-    assert sums[-1].item() == pytest.approx(norm, rel=1e-4)
-    assert clipped.sqrt().item() == pytest.approx(1.0, rel=1e-3)
 
 
 def test_bf16_runs_with_fp32_weights(tiny, with_train, tmp_path, console):

@@ -9,6 +9,7 @@ import pytest
 from electra.errors import UserError
 from electra.train.metrics_log import MetricsLog, open_logger, read_metrics
 from electra.train.pretrain import start
+from electra.train.step import Step
 
 
 def test_written_and_read(tmp_path):
@@ -116,8 +117,6 @@ def test_dashboards_are_told(name, tiny, with_train, tmp_path, console, monkeypa
 
 
 def test_a_tracker_is_closed_when_the_run_fails(tiny, with_train, tmp_path, console, monkeypatch):
-    from electra.train import loop
-
     calls = []
     fake = ModuleType("wandb")
     fake.init = lambda **_: None
@@ -127,7 +126,7 @@ def test_a_tracker_is_closed_when_the_run_fails(tiny, with_train, tmp_path, cons
     def fails(*_):
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr(loop, "step", fails)
+    monkeypatch.setattr(Step, "__call__", fails)
     with pytest.raises(RuntimeError, match="on purpose"):
         start(with_train(tiny, logger="wandb"), tmp_path / "run", console)
     assert calls == ["finish"]

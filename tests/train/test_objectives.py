@@ -31,9 +31,10 @@ from electra.train.evaluate import evaluate, restore_run
 from electra.train.health import HealthCheck
 from electra.train.loop import LoopConfig
 from electra.train.metrics_log import read_metrics
-from electra.train.pretrain import PretrainConfig, resume, start
+from electra.train.pretrain import resume, start
 from electra.train.progress_view import ProgressView, metrics_present, shown
 from electra.train.report import write_report
+from electra.train.settings import PretrainConfig
 from electra.train.validation import token_counts
 
 STAGES = ("objective.kind=two-stage", "generator.tie=none")
@@ -350,7 +351,7 @@ def test_a_run_is_not_blamed_for_what_its_objective_does_not_do(
     name, run_with, monkeypatch, console
 ):
     """A short run knows nothing yet, so the watch speaks; what it says must be about the run."""
-    monkeypatch.setattr(loop, "TRIAL", 0)
+    monkeypatch.setattr(loop, "MIN_STEPS_FOR_WARNINGS", 0)
     out = run_with("run", *VARIANTS[name], "train.budget=4steps", "train.validate_every=1")
     said = [e["message"] for e in figures(out, "event") if e["message"] != "started"]
     words = [s for s in said if "does not learn" in s]
@@ -368,7 +369,7 @@ def test_a_run_is_not_blamed_for_what_its_objective_does_not_do(
 
 def test_the_watch_goes_by_the_stage(run_with, monkeypatch):
     seen = []
-    monkeypatch.setattr(loop, "TRIAL", 0)
+    monkeypatch.setattr(loop, "MIN_STEPS_FOR_WARNINGS", 0)
     monkeypatch.setattr(HealthCheck, "check", lambda self, *given: seen.append(given[:2]) or [])
     settings = ("train.budget=8steps", "train.validate_every=2", "optim.warmup=1")
     run_with("run", *VARIANTS["two-stage"], *settings)

@@ -31,7 +31,7 @@ def test_a_terminal_sees_everything():
     with view:
         view.update(progress=0.0, seconds=0.0, status="step 0")  # nothing is known yet
         view.update(progress=0.25, seconds=60.0, status="step 100", train=TRAIN)
-        view.say("warning: [odd] words", style="yellow")
+        view.print("warning: [odd] words", style="yellow")
         view.update(progress=0.5, seconds=120.0, status="step 200", held_out=HELD_OUT)
     picture = text.getvalue()
     for expected in (
@@ -55,7 +55,7 @@ def test_a_log_gets_plain_lines(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(progress_view.time, "monotonic", lambda: now[0])
     with view:
-        view.say("Starting")
+        view.print("Starting")
         view.update(progress=0.1, seconds=10.0, status="step 10", train=TRAIN)
         view.update(progress=0.2, seconds=20.0, status="step 20", train=TRAIN)  # too soon
         now[0] += 11

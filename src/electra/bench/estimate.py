@@ -11,7 +11,8 @@ from electra.errors import UserError
 from electra.train.budget import parse_budget
 from electra.train.checkpoint import checkpoints, read_state
 from electra.train.metrics_log import read_metrics
-from electra.train.pretrain import PretrainConfig, budget_steps, resolve_data, start
+from electra.train.pretrain import budget_steps, resolve_data, start
+from electra.train.settings import PretrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

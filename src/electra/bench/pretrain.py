@@ -31,7 +31,8 @@ from electra.text.shards import Shards
 from electra.text.tokenizer import Vocabulary
 from electra.train.data import stream
 from electra.train.metrics_log import read_metrics
-from electra.train.pretrain import PretrainConfig, flops_per_row, resolve_data, start
+from electra.train.pretrain import flops_per_row, resolve_data, start
+from electra.train.settings import PretrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

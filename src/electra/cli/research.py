@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from electra.models.flops import Work
-    from electra.train.pretrain import PretrainConfig
+    from electra.train.settings import PretrainConfig
 
 
 def flops(

@@ -81,17 +81,19 @@ def pretrain(
     from electra.config import override
     from electra.errors import UserError
     from electra.recipes import recipe
-    from electra.train.pretrain import check_same, read_run_config, start
-    from electra.train.pretrain import resume as go_on
+    from electra.train.pretrain import resume as resume_run
+    from electra.train.pretrain import start
 
     console, _ = consoles()
     if name is not None and "=" in name:
-        raise UserError(f"'{name}' stands where the recipe belongs: name a recipe first.")
+        if not resume:
+            raise UserError(f"'{name}' stands where the recipe belongs: name a recipe first.")
+        settings = [name, *(settings or [])]
+        name = None
     changes = [*(settings or []), *([] if budget is None else [f"train.budget={budget}"])]
     if resume and (out / "config.yaml").is_file():
-        stored = read_run_config(out)
-        check_same(stored, override(recipe(name) if name else stored, changes))
-        raise typer.Exit(go_on(out, console, data))
+        base = recipe(name) if name else None
+        raise typer.Exit(resume_run(out, console, data, base=base, changes=changes))
     if name is None and resume:
         raise UserError(f"{out} holds no run: check --out, or name a recipe to start one there.")
     if name is None:

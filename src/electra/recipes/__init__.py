@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from electra.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from electra.train.pretrain import PretrainConfig
+    from electra.train.settings import PretrainConfig
 
 RECIPES = {
     "paper.small": "ELECTRA-Small of the paper: 14 M parameters, rows of 128, 1 M steps.",
@@ -22,7 +22,7 @@ def recipe(name: str) -> "PretrainConfig":
     """The recipe of that name, or the configuration in a YAML file."""
     if name.endswith((".yaml", ".yml")):
         from electra.config import from_yaml
-        from electra.train.pretrain import PretrainConfig
+        from electra.train.settings import PretrainConfig
 
         try:
             return from_yaml(PretrainConfig, Path(name).read_bytes(), name)

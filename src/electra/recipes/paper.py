@@ -13,7 +13,7 @@ from electra.objectives.settings import ObjectiveConfig
 from electra.optim.schedule import OptimConfig
 from electra.train.data import DataConfig
 from electra.train.loop import LoopConfig
-from electra.train.pretrain import PretrainConfig
+from electra.train.settings import PretrainConfig
 
 
 def small() -> PretrainConfig:

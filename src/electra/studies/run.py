@@ -24,7 +24,8 @@ from electra.text.shards import Shards
 from electra.train import checkpoint, pretrain
 from electra.train.budget import parse_budget
 from electra.train.data import open_data
-from electra.train.pretrain import PretrainConfig, flops_per_row, read_run_config
+from electra.train.pretrain import flops_per_row, read_run_config
+from electra.train.settings import PretrainConfig
 
 FILLED = ("data.folder", "model.vocab_size")
 """Settings that follow the data, which are known by their digest."""

@@ -10,7 +10,8 @@ from electra.models.flops import row_flops
 from electra.models.paper_flops import PAPER_VOCABULARY, paper_row_flops
 from electra.recipes import recipe
 from electra.train.budget import parse_budget
-from electra.train.pretrain import PretrainConfig, row_works
+from electra.train.pretrain import row_works
+from electra.train.settings import PretrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

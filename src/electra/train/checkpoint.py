@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -90,7 +91,8 @@ def save(
         if is_disk_full(error):
             raise UserError(
                 f"The disk is full: the checkpoint of step {state.step} could not be written. Free "
-                f"some space and go on with: electra pretrain --resume --out {run}"
+                "some space and continue with: electra pretrain --resume --out "
+                f"{shlex.quote(str(run))}"
             ) from None
         raise
     return final

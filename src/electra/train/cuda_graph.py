@@ -1,61 +1,56 @@
-"""A training step as one CUDA graph: the host launches a thousand kernels at once, then is free."""
+"""A training step as one CUDA graph: the host launches it whole, then is free."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from electra.objectives.objective import Objective
-from electra.optim.adam import PaperAdam
+from electra.train.step import Step
 
 GraphedStep = Callable[[Tensor, float], Tensor]
 """Takes the rows and the learning rate of a step; returns what the step returns."""
 
-WARM_UP = 3
-"""Steps before the capture, in which libraries set themselves up and compiled code is made."""
+WARMUP_STEPS = 3
+"""Steps before the capture, in which libraries initialise and kernels are compiled."""
 
 
-def capture_cuda_graph(
-    step: Callable[[Tensor, Tensor], Tensor],
-    objective: Objective,
-    optimizer: PaperAdam,
-    rows: Tensor,
-    dtype: torch.dtype,
-) -> GraphedStep:
-    """`step(rows, rate)` as a graph for each stage of the objective; the run stays as it was.
+def capture_cuda_graph(step: Step, rows: Tensor) -> GraphedStep:
+    """Capture `step` as one graph for each stage of the objective; weights and state stay as is.
 
-    What changes from step to step is read from a fixed place on the device: the rows, the two
-    rates, and torch's random offset. A replay reads that offset from the host's generator and moves
-    it on by what the step draws, as the step itself does: so a replay has the random numbers that
-    the step would have had, and `torch.cuda.get_rng_state` is what a checkpoint has to keep.
-    `dtype` is the precision of the step's products.
+    What changes between steps is read from fixed addresses: the rows, the learning rate, the mask
+    rate and torch's random offset. A replay takes that offset from the host's generator and
+    advances it as the step itself does. So a replay draws the same random numbers as the step, and
+    a checkpoint has to save no more than `torch.cuda.get_rng_state`.
     """
+    objective, optimizer = step.objective, step.optimizer
     twins = []
-    if dtype == torch.bfloat16 and optimizer.fits():
+    if step.dtype == torch.bfloat16 and optimizer.fits():
         from electra.kernels.encode import keep_copies
 
-        twins = keep_copies(objective, dtype)
-    place = rows.clone()
+        twins = keep_copies(objective, step.dtype)
+    static_rows = rows.clone()
     rate = torch.zeros((), device=rows.device)
-    share = torch.full((), float(objective.rate), dtype=torch.float64, device=rows.device)
+    static_mask_rate = torch.full(
+        (), float(objective.rate), dtype=torch.float64, device=rows.device
+    )
     mask_rate, moving = objective.rate, bool(objective.config.mask_rate_end)
-    # Made before the capture, or the graph would make them anew, as zeros, in each replay
+    # Allocated before the capture: inside it, each replay would create them anew, as zeros.
     moments = [m for p in objective.parameters() for m in optimizer.moments(p).values()]
-    # A rate of 0 leaves the weights alone, but not these
+    # The warm-up runs at a learning rate of 0, which leaves the weights alone, but not these.
     before = [m.to("cpu", copy=True) for m in moments]
     graphs = {}
     pool, side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     try:
-        objective.rate = share if moving else mask_rate
+        objective.rate = static_mask_rate if moving else mask_rate
         for _ in objective.each_stage():
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                for _ in range(WARM_UP):
-                    step(place, rate)
+                for _ in range(WARMUP_STEPS):
+                    step(static_rows, rate)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=side):
-                sums = step(place, rate)
+                sums = step(static_rows, rate)
             graphs[objective.in_second_stage] = graph, sums, optimizer.settle()
     finally:
         objective.rate = mask_rate
@@ -63,13 +58,14 @@ def capture_cuda_graph(
             moment.copy_(value)
 
     def replay(rows: Tensor, now: float) -> Tensor:
-        # In stream order: the replay before has read what is written here, and its sums are added
-        place.copy_(rows)
+        # Stream order makes this safe: the previous replay has read its inputs, and its sums have
+        # been added up.
+        static_rows.copy_(rows)
         rate.fill_(now)
         if moving:
-            share.fill_(objective.rate)
+            static_mask_rate.fill_(objective.rate)
         for copies in twins:
-            copies.fresh()  # should anyone but the step have changed parameters
+            copies.fresh()  # in case something other than the step changed parameters
         graph, sums, _ = graphs[objective.in_second_stage]
         graph.replay()
         return sums

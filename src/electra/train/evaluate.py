@@ -1,5 +1,6 @@
 """Held-out figures of a finished or unfinished run."""
 
+import shlex
 from pathlib import Path
 
 from electra.device import choose_device, choose_precision
@@ -10,7 +11,8 @@ from electra.text.shards import Shards
 from electra.text.tokenizer import fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
 from electra.train.data import check_positions, held_out_rows
-from electra.train.pretrain import PretrainConfig, build_objective, read_run_config
+from electra.train.pretrain import build_objective, read_run_config
+from electra.train.settings import PretrainConfig
 from electra.train.validation import validate
 
 
@@ -44,7 +46,7 @@ def evaluate(run: Path, data: Path, rows: int) -> tuple[Path, dict[str, float]]:
     if shards.fingerprint != fingerprint(load_tokenizer(tokenizer)):
         raise UserError(
             f"{data} was prepared with another tokenizer than {run}: prepare the text again with "
-            f"--tokenizer {tokenizer}"
+            f"--tokenizer {shlex.quote(str(tokenizer))}"
         )
     device = choose_device("auto")  # not necessarily the machine that trained
     dtype = choose_precision(config.train.precision, device)

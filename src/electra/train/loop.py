@@ -1,21 +1,17 @@
 """The training loop: what happens is what is written here."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from electra.device import Device, Precision, autocast, random_state, set_random_state
+from electra.device import Device, Precision, random_state, set_random_state
 from electra.errors import UserError
-from electra.objectives.batch import Batch
-from electra.objectives.corrupt import Masked
-from electra.objectives.objective import LossOutput, Objective
-from electra.optim.adam import PaperAdam
+from electra.objectives.objective import Objective
 from electra.optim.schedule import OptimConfig, learning_rate, warmup_share
 from electra.run_dir import GracefulStop
 from electra.train import checkpoint
@@ -25,54 +21,54 @@ from electra.train.cuda_graph import GraphedStep, capture_cuda_graph
 from electra.train.health import HealthCheck, check_finite
 from electra.train.metrics_log import LoggerName, MetricsLog
 from electra.train.progress_view import ProgressView
+from electra.train.step import Step
 from electra.train.validation import validate
 
 FusedKernels = Literal["off", "triton", "auto"]
-TRIAL = 500
-"""Steps; a shorter run tries whether things work, and cannot be blamed for not learning."""
+MIN_STEPS_FOR_WARNINGS = 500
+"""A shorter run only tries whether things work; it is not expected to learn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopConfig:
-    """How the run goes."""
+    """The training loop."""
 
     budget: str = "1000000steps"
-    """How long: steps, tokens, FLOPs or time (10000steps, 1e9tokens, 1e16flops, 25min, 2h); also
-    given by --budget."""
+    """Length of the run in steps, tokens, FLOPs or time (10000steps, 1e9tokens, 1e16flops, 25min,
+    2h); `--budget` sets it too."""
     seed: int = 0
-    """Seed of initialisation, data order, masks, samples and dropout."""
+    """Random seed for initialisation, data order, masks, samples and dropout."""
     grad_accumulation: int = 1
-    """Micro-batches per step; more of them need less memory and give the same gradient."""
+    """Micro-batches per step. More of them use less memory and give the same gradient."""
     device: Device = "auto"
-    """Where to train; auto takes CUDA, then MPS, then the CPU."""
+    """Device to train on; 'auto' takes CUDA, then MPS, then the CPU."""
     precision: Precision = "auto"
-    """Arithmetic of the products; auto is bf16 on CUDA and fp32 elsewhere. Weights stay fp32."""
+    """Precision of the matmuls; 'auto' is bf16 on CUDA and fp32 elsewhere. Weights stay in fp32."""
     compile: bool = False
-    """Compile the forward and backward pass with torch.compile."""
+    """Compile the forward and backward pass with `torch.compile`."""
     cuda_graph: bool = True
-    """On CUDA, replay each step as one CUDA graph, so that small kernels do not wait for the host;
-    false launches them one by one."""
+    """On CUDA, replay each step as one CUDA graph, so that the GPU never waits for kernel
+    launches."""
     fused_kernels: FusedKernels = "auto"
-    """On CUDA, compute with the package's own Triton kernels: the networks in bf16, unless
-    train.compile is set, and the optimizer of a graph; false uses torch's operations, which give
-    the same numbers, slower."""
+    """On CUDA, use this package's fused kernels for the networks (bf16 only, not with
+    `train.compile`) and the optimizer; 'off' uses torch's operations: same results, slower."""
     activation_checkpointing: bool = False
-    """With these kernels, compute each layer again on the way back instead of keeping what it
-    computed: a third slower, with a fraction of the memory."""
+    """With fused kernels, recompute each layer in the backward pass instead of storing its
+    activations: a third slower, with a fraction of the memory."""
     report_every: int = 100
-    """Steps between two reports; between them the host never waits for the device."""
+    """Steps between two reports of training metrics; the host waits for the device only then."""
     validate_every: int = 2000
-    """Steps between two looks at held-out text."""
+    """Steps between two validations on held-out text."""
     validate_rows: int = 1024
-    """Held-out rows that a look takes."""
+    """Held-out rows per validation."""
     checkpoint_every: int = 10000
-    """Steps between two checkpoints; one is always written at the end."""
+    """Steps between two checkpoints; the last step always writes one."""
     keep_last: int = 3
-    """Checkpoints to keep, the newest ones."""
+    """Number of newest checkpoints to keep."""
     keep_best: bool = True
     """Also keep the checkpoint with the lowest held-out loss."""
     logger: LoggerName = "none"
-    """Also send the figures to tensorboard, trackio or wandb; metrics.jsonl is always written."""
+    """Also log metrics to tensorboard, trackio or wandb; `metrics.jsonl` is always written."""
 
     def __post_init__(self) -> None:
         counts = ("grad_accumulation", "report_every", "validate_every", "validate_rows")
@@ -80,37 +76,33 @@ class LoopConfig:
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1.")
         if not 0 <= self.seed < 2**63:
-            raise UserError("train.seed is a whole number from 0 on, below 2 to the power of 63.")
+            raise UserError("train.seed must be a whole number from 0 to 2**63 - 1.")
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """Everything that a running pre-training has in its hands."""
+    """The state of a pre-training run and where its results go."""
 
     folder: Path
     loop: LoopConfig
     optim: OptimConfig
     budget: Budget
-    objective: Objective
-    forward: Callable[..., LossOutput]
-    """The objective as it is called: compiled, or itself."""
-    optimizer: PaperAdam
+    step: Step
     state: TrainState
-    dtype: torch.dtype
-    micro_batch: int
     flops_per_row: int
-    peak: float
+    peak_flops: float
+    """FLOP/s that a large matmul reaches on this device."""
     pad_id: int
     held_out: Tensor
     metrics_log: MetricsLog
     view: ProgressView
     health: HealthCheck
-    replay: GraphedStep | None = None
-    """The step as a CUDA graph, from the dry run on."""
+    graphed_step: GraphedStep | None = None
+    """The step as a CUDA graph, captured by the dry run."""
 
     @property
-    def device(self) -> torch.device:
-        return self.objective.maskable.device
+    def objective(self) -> Objective:
+        return self.step.objective
 
     @property
     def progress(self) -> float:
@@ -119,167 +111,146 @@ class Run:
         return self.budget.progress(steps=s.step, tokens=s.tokens, flops=flops, seconds=s.seconds)
 
     @property
-    def steps(self) -> float:
-        """How many a stage has in all, as far as those behind it tell."""
+    def stage_steps(self) -> float:
+        """Steps in the current stage of the objective, estimated from the pace so far."""
         done = self.state.step
         return self.objective.stage_fraction * done / self.progress if done else 1.0
 
 
 def train(run: Run, batches: Iterator[Tensor], stop: GracefulStop) -> None:
-    """Train until the budget is spent or a signal comes; a checkpoint is left in each case."""
+    """Train until the budget is spent or a signal arrives; both end with a checkpoint."""
     state, loop = run.state, run.loop
-    meter = Meter(run)
-    take = run.replay or partial(step, run)  # on CUDA a step is the replay of a graph
+    metrics = MetricAccumulator(run)
+    take_step = run.graphed_step or run.step
     started = time.perf_counter() - state.seconds
     run.objective.train()
     while run.progress < 1 and stop.signal is None:
         rows = next(batches)
         if run.objective.update_progress(run.progress):  # a stage with another loss begins
             state.best = {}
-        rate = learning_rate(run.objective.stage_progress(run.progress), run.steps, run.optim)
-        meter.add(take(rows, rate))  # tensors, never floats: no hidden wait
+        progress = run.objective.stage_progress(run.progress)
+        rate = learning_rate(progress, run.stage_steps, run.optim)
+        metrics.add(take_step(rows, rate))  # tensors, never floats: no hidden synchronisation
         state.step += 1
         state.rows += len(rows)
         state.tokens += len(rows) * (rows.shape[1] - 2)
         state.seconds = time.perf_counter() - started
         state.held_out = {}
         if state.step % loop.report_every == 0:
-            meter.report(rate)
+            metrics.report(rate)
         if state.step % loop.validate_every == 0:
             run_validation(run)
         if state.step % loop.checkpoint_every == 0:
-            save_checkpoint(run, meter)
+            save_checkpoint(run, metrics)
     if not state.step:
         return
     if stop.signal is None:
-        save_checkpoint(run, meter)
+        save_checkpoint(run, metrics)
     else:
-        meter.check()
-        checkpoint.save(run.folder, state, run.objective, run.optimizer, pad_id=run.pad_id)
-
-
-def step(run: Run, rows: Tensor, rate: float | Tensor) -> Tensor:
-    """One update of the networks from one batch; returns its sums and the gradient's norm."""
-    batch, masked, totals = run.objective.mask_batch(rows)
-    sums = backward(run, batch, masked, totals)
-    norm = run.optimizer.step(rate)
-    run.optimizer.zero_grad()
-    return torch.cat([sums, norm.reshape(1)])
-
-
-def backward(run: Run, batch: Batch, masked: Masked, totals: Tensor) -> Tensor:
-    """Gradients of a batch, micro-batch by micro-batch, with the whole batch's token counts."""
-    sums: list[Tensor] = []
-    parts = zip(*(t.split(run.micro_batch) for t in (*batch, *masked)), strict=True)
-    own = len(batch)  # a batch's tensors come first, then the exercise's
-    for part in parts:
-        # No cache of casts: a weight is used once, and a graph must not see another one's copies.
-        with autocast(run.device, run.dtype, cache=False):
-            outcome = run.forward(Batch(*part[:own]), Masked(*part[own:]), totals)
-        outcome.loss.backward()
-        sums.append(outcome.sums)
-    return sum(sums[1:], sums[0])
+        metrics.check()
+        checkpoint.save(run.folder, state, run.objective, run.step.optimizer, pad_id=run.pad_id)
 
 
 def dry_run(run: Run, rows: Tensor) -> None:
-    """A whole step that changes nothing: too little memory shows now, not in an hour.
+    """Run one step that changes nothing, so that a lack of memory shows at the start.
 
-    It also compiles, and captures the graph of the step, before the clock of a time budget starts
-    to run.
+    This also compiles the step and captures its CUDA graph before the clock of a time budget
+    starts.
     """
-    before = random_state(run.device)
-    run.objective.train()
+    step = run.step
+    before = random_state(step.device)
+    step.objective.train()
     try:
-        if run.loop.cuda_graph and run.device.type == "cuda":
-            take = partial(step, run)
-            run.replay = capture_cuda_graph(take, run.objective, run.optimizer, rows, run.dtype)
-            # The graph keeps its memory, so held-out text needs room beside it
-            validate(run.objective, run.held_out[: run.micro_batch], run.micro_batch, run.dtype)
+        if run.loop.cuda_graph and step.device.type == "cuda":
+            run.graphed_step = capture_cuda_graph(step, rows)
+            # The graph keeps its memory, so validation needs memory beside it.
+            rows = run.held_out[: step.micro_batch]
+            validate(step.objective, rows, step.micro_batch, step.dtype)
             return
-        for _ in run.objective.each_stage():
-            backward(run, *run.objective.mask_batch(rows))
-        for p in run.objective.parameters():
-            run.optimizer.moments(p)
+        for _ in step.objective.each_stage():
+            step.backward(*step.objective.mask_batch(rows))
+        for p in step.objective.parameters():
+            step.optimizer.moments(p)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        text = f"{error} {error.__context__}".lower()  # a capture that ends early hides the cause
+        text = f"{error} {error.__context__}".lower()  # a failed capture hides the cause
         if not isinstance(error, RuntimeError) or "memory" in text or "alloc" in text:
             raise UserError(_out_of_memory(run)) from None
         raise
     except Exception as error:
-        if type(error).__module__.split(".")[0] != "triton":  # which need not be installed
+        if type(error).__module__.split(".")[0] != "triton":  # which may not be installed
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
         raise UserError(
-            f"The kernels of this package cannot be built for this GPU ({reason}): set "
+            f"The fused kernels cannot be built for this GPU ({reason}): set "
             "train.fused_kernels=off, which gives the same results, slower."
         ) from None
     finally:
-        run.optimizer.zero_grad()
+        step.optimizer.zero_grad()
         set_random_state(before)
 
 
 def _out_of_memory(run: Run) -> str:
-    if run.micro_batch == 1:
+    rows = run.step.micro_batch
+    if rows == 1:
         return (
-            "Not even one row fits the memory of this device: take a smaller model or shorter "
+            "Not even one row fits into the memory of this device: use a smaller model or shorter "
             "rows, or set train.activation_checkpointing=true."
         )
-    batch = run.micro_batch * run.loop.grad_accumulation
+    batch = rows * run.loop.grad_accumulation
     more = next(n for n in range(2 * run.loop.grad_accumulation, batch + 1) if batch % n == 0)
     return (
-        f"A batch of {run.micro_batch} rows does not fit the memory of this device: set "
-        f"train.grad_accumulation={more} (same result, smaller pieces), or a smaller "
+        f"A batch of {rows} rows does not fit into the memory of this device: set "
+        f"train.grad_accumulation={more} (same result, smaller micro-batches), or use a smaller "
         "data.batch_size or model."
     )
 
 
 def run_validation(run: Run) -> None:
-    """Measure on held-out text, tell, and name what looks wrong."""
-    state = run.state
-    state.held_out = validate(run.objective, run.held_out, run.micro_batch, run.dtype)
+    """Measure on held-out text, log the metrics and warn of what looks wrong."""
+    state, step = run.state, run.step
+    state.held_out = validate(step.objective, run.held_out, step.micro_batch, step.dtype)
     run.metrics_log.write("held_out", state.step, tokens=state.tokens, **state.held_out)
-    show(run, held_out=state.held_out)
-    if state.step < TRIAL:
+    update_view(run, held_out=state.held_out)
+    if state.step < MIN_STEPS_FOR_WARNINGS:
         return
-    warmup = warmup_share(run.steps, run.optim)
-    for finding in run.health.check(
-        run.objective.stage_progress(run.progress), warmup, state.held_out
-    ):
-        run.metrics_log.write("event", state.step, message=finding)
-        run.view.say(f"warning: {finding}", style="yellow")
+    progress = step.objective.stage_progress(run.progress)
+    warmup = warmup_share(run.stage_steps, run.optim)
+    for warning in run.health.check(progress, warmup, state.held_out):
+        run.metrics_log.write("event", state.step, message=warning)
+        run.view.print(f"warning: {warning}", style="yellow")
 
 
-def save_checkpoint(run: Run, meter: "Meter") -> None:
-    """Save a checkpoint with its held-out figures, remember the best, delete the old."""
+def save_checkpoint(run: Run, metrics: "MetricAccumulator") -> None:
+    """Save a checkpoint with its held-out metrics, update the best one and delete old ones."""
     state = run.state
-    meter.check()
+    metrics.check()
     if not state.held_out:
         run_validation(run)
-    # The losses of a step are older than its update; this is the first look at the new weights.
-    check_finite({"held-out loss": state.held_out["loss"]}, state.step, meter.last_good())
+    # The training losses are from before the last update; validation is the first to see its
+    # weights.
+    check_finite({"held-out loss": state.held_out["loss"]}, state.step, metrics.last_good())
     if not state.best or state.held_out["loss"] < state.best["loss"]:
         state.best = {"step": state.step, "loss": state.held_out["loss"]}
-    checkpoint.save(run.folder, state, run.objective, run.optimizer, pad_id=run.pad_id)
+    checkpoint.save(run.folder, state, run.objective, run.step.optimizer, pad_id=run.pad_id)
     checkpoint.prune(run.folder, state, keep_last=run.loop.keep_last, keep_best=run.loop.keep_best)
 
 
-def show(run: Run, **figures: dict[str, float]) -> None:
-    """Renew the live view."""
+def update_view(run: Run, **metrics: dict[str, float]) -> None:
+    """Update the progress view with `train=` or `held_out=` metrics."""
     s = run.state
-    run.view.update(progress=run.progress, seconds=s.seconds, status=f"step {s.step:,}", **figures)
+    run.view.update(progress=run.progress, seconds=s.seconds, status=f"step {s.step:,}", **metrics)
 
 
-class Meter:
-    """Adds up on the device; only `report` and `check` wait for it."""
+class MetricAccumulator:
+    """Adds up metrics on the device; only `report` and `check` synchronise with the host."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.names = (*run.objective.metric_names, "gradient_norm")
-        self.total = torch.zeros(len(self.names), device=run.device)
-        self.restart()
+        self.total = torch.zeros(len(self.names), device=run.step.device)
+        self.reset()
 
-    def restart(self) -> None:
-        """Begin a new stretch of steps."""
+    def reset(self) -> None:
         self.total.zero_()
         self.steps, self.state_before = 0, replace(self.run.state)
         self.time_before = time.perf_counter()
@@ -289,30 +260,30 @@ class Meter:
         self.steps += 1
 
     def check(self) -> dict[str, float]:
-        """The sums so far, after making sure that they are numbers."""
+        """The sums since the last report; stops the run if they are not finite."""
         values = dict(zip(self.names, self.total.tolist(), strict=True))
         check_finite(values, self.run.state.step, self.last_good())
         return values
 
     def last_good(self) -> str:
-        """Where to go back to, in words."""
+        """A sentence that names the last checkpoint."""
         last = checkpoint.checkpoints(self.run.folder)
         return f"The last good checkpoint is {last[-1]}." if last else "No checkpoint was written."
 
     def report(self, rate: float) -> None:
-        """Write and show the figures since the last report."""
-        run, state, values = self.run, self.run.state, self.check()
+        """Log and show the metrics since the last report."""
+        run, state, sums = self.run, self.run.state, self.check()
         seconds = time.perf_counter() - self.time_before
         rows = state.rows - self.state_before.rows
         tokens = state.tokens - self.state_before.tokens
-        figures = run.objective.compute_metrics(values) | {
-            "gradient_norm": values["gradient_norm"] / self.steps,
+        metrics = run.objective.compute_metrics(sums) | {
+            "gradient_norm": sums["gradient_norm"] / self.steps,
             "learning_rate": rate,
             "tokens_per_second": tokens / seconds,
-            "peak_share": rows * run.flops_per_row / seconds / run.peak,
+            "peak_share": rows * run.flops_per_row / seconds / run.peak_flops,
         }
         run.metrics_log.write(
-            "train", state.step, tokens=state.tokens, seconds=state.seconds, **figures
+            "train", state.step, tokens=state.tokens, seconds=state.seconds, **metrics
         )
-        show(run, train=figures)
-        self.restart()
+        update_view(run, train=metrics)
+        self.reset()

@@ -1,30 +1,33 @@
-"""A pre-training run from its configuration: checks first, then the networks, then the loop."""
+"""Pre-training from a configuration: check the data, build the run, train, resume."""
 
+import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from rich.console import Console
 from torch import nn
 
-from electra.config import flatten, from_yaml, to_dict, to_yaml
-from electra.device import choose_device, choose_precision, knows_bf16, measure_peak
+from electra.config import flatten, from_yaml, override, to_dict, to_yaml
+from electra.device import (
+    check_one_process,
+    choose_device,
+    choose_precision,
+    knows_bf16,
+    measure_peak,
+)
 from electra.errors import UserError
 from electra.files import write_atomic
-from electra.models.electra import GeneratorConfig
-from electra.models.encoder import EncoderConfig
 from electra.models.flops import Work, row_flops, works_of
 from electra.models.frequency_generator import FrequencyGenerator
 from electra.objectives.corrupt import max_masked
-from electra.objectives.kinds import build, check_together
+from electra.objectives.kinds import build
 from electra.objectives.objective import Objective, VocabInfo
-from electra.objectives.settings import ObjectiveConfig
 from electra.optim.adam import PaperAdam, parameter_groups
-from electra.optim.schedule import OptimConfig
 from electra.run_dir import GracefulStop, check_out_dir, lock_run_dir
 from electra.text.shards import Shards
 from electra.text.tokenizer import Vocabulary, fingerprint, load_tokenizer, load_vocabulary
@@ -32,82 +35,22 @@ from electra.train import checkpoint
 from electra.train.accelerate import use_cheap_cpu_dropout_, use_fused_kernels_
 from electra.train.budget import parse_budget
 from electra.train.checkpoint import TrainState
-from electra.train.data import DataConfig, held_out_rows, open_data, rows_at, stream
+from electra.train.data import held_out_rows, open_data, rows_at, stream
 from electra.train.health import HealthCheck
-from electra.train.loop import LoopConfig, Run, dry_run, train
+from electra.train.loop import Run, dry_run, train
 from electra.train.metrics_log import MetricsLog, open_logger, read_metrics
 from electra.train.progress_view import ProgressView
+from electra.train.settings import MAY_CHANGE_ON_RESUME, PretrainConfig
+from electra.train.step import Step
 from electra.train.validation import token_counts, unigram_entropy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PretrainConfig:
-    """A whole pre-training run."""
-
-    name: str = ""
-    """Name of the recipe."""
-    model: EncoderConfig = field(default_factory=EncoderConfig)
-    """The discriminator, the network that is kept."""
-    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
-    """The generator."""
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    """What is learned from: replaced token detection, or another objective."""
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    """Optimizer and schedule."""
-    data: DataConfig = field(default_factory=DataConfig)
-    """What is read."""
-    train: LoopConfig = field(default_factory=LoopConfig)
-    """How the run goes."""
-
-    RENAMED_KEYS: ClassVar[Mapping[str, str]] = {
-        "model.positions": "model.max_positions",
-        "model.start": "model.init",
-        "generator.share": "generator.tie",
-        "objective.mask_shown": "objective.mask_token_prob",
-        "objective.mask_random": "objective.random_token_prob",
-        "objective.count": "objective.mask_count_rounding",
-        "objective.draw": "objective.mask_sampling",
-        "objective.exclude_true": "objective.disallow_correct",
-        "objective.copy_start": "objective.init_from_generator",
-        "data.length": "data.seq_length",
-        "data.batch": "data.batch_size",
-        "data.documents": "data.document_mask",
-        "train.accumulate": "train.grad_accumulation",
-        "train.graph": "train.cuda_graph",
-        "train.kernels": "train.fused_kernels",
-        "train.recompute": "train.activation_checkpointing",
-        "train.track": "train.logger",
-    }
-    RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "model.init": {"neighbours": "local"},
-        "train.fused_kernels": {"true": "auto", "false": "off"},
-    }
-
-    def __post_init__(self) -> None:
-        parse_budget(self.train.budget)
-        check_together(self.objective, self.model, self.generator)
-        if self.data.document_mask and self.objective.kind == "electric":
-            raise UserError(
-                "The two towers of objective.kind=electric read a row as one text: leave out "
-                "data.document_mask."
-            )
-        if self.data.batch_size % self.train.grad_accumulation:
-            divisors = [
-                n for n in range(1, self.data.batch_size + 1) if self.data.batch_size % n == 0
-            ]
-            near = sorted(divisors, key=lambda n: abs(n - self.train.grad_accumulation))[:3]
-            raise UserError(
-                f"A batch of {self.data.batch_size} rows does not divide into "
-                f"{self.train.grad_accumulation} micro-batches: set train.grad_accumulation to "
-                f"{', '.join(map(str, sorted(near)))} or change data.batch_size."
-            )
-
-
 def start(config: PretrainConfig, out: Path, console: Console) -> int:
-    """Begin a run in a new folder; returns the exit code."""
+    """Start a run in a new folder; returns the exit code."""
+    check_one_process()
     if (out / "config.yaml").exists():
         raise UserError(
-            f"{out} already holds a run: add --resume to go on with it, or choose another --out."
+            f"{out} already holds a run: add --resume to continue it, or choose another --out."
         )
     check_out_dir(out, "run")
     config, shards, vocab = resolve_data(config)
@@ -116,12 +59,19 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
     with lock_run_dir(out):
         try:
             shutil.copytree(shards.tokenizer, out / "tokenizer")
-            write_atomic(out / "config.yaml", to_yaml(config).encode())
+            save_config(config, out)
             return run_loop(config, out, shards, vocab, console)
         except Exception:
             if not read_metrics(out):  # failed before it began: the folder is free again
                 shutil.rmtree(out, ignore_errors=True)
             raise
+
+
+def save_config(config: PretrainConfig, out: Path) -> None:
+    """Write `config.yaml`, unless it says the same already."""
+    path, text = out / "config.yaml", to_yaml(config).encode()
+    if not path.is_file() or path.read_bytes() != text:
+        write_atomic(path, text)
 
 
 def resolve_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabulary]:
@@ -162,14 +112,29 @@ def budget_steps(config: PretrainConfig) -> int | None:
     )
 
 
-def resume(out: Path, console: Console, data: Path | None = None) -> int:
-    """Go on with a run from its last checkpoint; the folder is all that is needed."""
+def resume(
+    out: Path,
+    console: Console,
+    data: Path | None = None,
+    *,
+    base: PretrainConfig | None = None,
+    changes: Sequence[str] = (),
+) -> int:
+    """Continue a run from its last checkpoint; the run folder is all that is needed.
+
+    `changes` may set what `MAY_CHANGE_ON_RESUME` lists; `base`, if given, must be the recipe that
+    the run was started with.
+    """
+    check_one_process()
     config = read_run_config(out)
-    if data is not None:  # the shards may have moved; their digest is compared below
-        config = replace(config, data=replace(config.data, folder=str(data)))
+    check_unedited(config, out)
+    check_same(config, override(base or config, changes))
+    config = override(config, changes)
+    if data is not None:  # the shards may have moved; their digest is compared when they are opened
+        config = replace(config, data=replace(config.data, folder=str(data.resolve())))
     elif not Path(config.data.folder).is_dir():
         raise UserError(
-            f"'{config.data.folder}', the data of {out}, is no folder of token shards any more: "
+            f"'{config.data.folder}', the data of {out}, is not a folder of token shards any more: "
             "say with --data where it is now."
         )
     with lock_run_dir(out):
@@ -184,19 +149,44 @@ def resume(out: Path, console: Console, data: Path | None = None) -> int:
 
 
 def read_run_config(out: Path) -> PretrainConfig:
-    """The configuration that a run or a checkpoint was started with."""
+    """The configuration of a run or a checkpoint."""
     path = out / "config.yaml"
     if not path.is_file():
         raise UserError(f"{out} holds no run: there is no config.yaml in it.")
     return from_yaml(PretrainConfig, path.read_bytes(), str(path))
 
 
+def check_unedited(config: PretrainConfig, out: Path) -> None:
+    """Refuse a `config.yaml` that was damaged or edited since the last checkpoint."""
+    saved = checkpoint.checkpoints(out)
+    if not saved:
+        text = "\n" + (out / "config.yaml").read_text(encoding="utf-8")
+        for section in to_dict(config):
+            if f"\n{section}:" not in text:
+                raise UserError(
+                    f"{out / 'config.yaml'} is damaged: it has no '{section}'. There is no "
+                    "checkpoint to restore it from: start a new run in another --out."
+                )
+        return
+    with warnings.catch_warnings():  # of old names, which reading the run's own file has given
+        warnings.simplefilter("ignore", FutureWarning)
+        trained = dict(flatten(read_run_config(saved[-1])))
+    for key, value in flatten(config):
+        if key not in MAY_CHANGE_ON_RESUME and value != trained[key]:
+            copy = shlex.join(["cp", str(saved[-1] / "config.yaml"), str(out / "config.yaml")])
+            raise UserError(
+                f"{out / 'config.yaml'} has {key}={value}, but the last checkpoint was trained "
+                f"with {key}={trained[key]}: the file was edited or damaged. Restore it with "
+                f"'{copy}'; for other settings start a new run in another --out."
+            )
+
+
 def check_same(stored: PretrainConfig, wanted: PretrainConfig) -> None:
-    """Refuse to resume with other settings than those that the run was started with."""
-    found, others = dict(flatten(stored)), dict(flatten(wanted))
-    for key, value in found.items():
-        filled_in = key in ("data.folder", "model.vocab_size")  # by the start of the run
-        if value != others[key] and not filled_in:
+    """Refuse to resume with settings that would change what the run learns."""
+    others = dict(flatten(wanted))
+    for key, value in flatten(stored):
+        fixed = key not in MAY_CHANGE_ON_RESUME
+        if fixed and value != others[key] and key != "model.vocab_size":  # set by the data
             raise UserError(
                 f"The run was started with {key}={value}, not {others[key]}: a resumed run "
                 "keeps its settings; leave that out, or start a new run in another --out."
@@ -220,19 +210,22 @@ def run_loop(
         first = torch.from_numpy(
             rows_at(shards, position, config.data.batch_size, config.train.seed)
         )
-        dry_run(run, first.to(run.device))
+        dry_run(run, first.to(run.step.device))
+        save_config(config, out)
         if not read_metrics(out):
             sizes = parameter_counts(run.objective)
             run.metrics_log.write("event", 0, message="started", parameters=sizes)
-        run.view.say(_headline(run, shards))
-        batches = stream(shards, config.data.batch_size, config.train.seed, position, run.device)
+        run.view.print(_headline(run, shards))
+        batches = stream(
+            shards, config.data.batch_size, config.train.seed, position, run.step.device
+        )
         train(run, batches, stop)
     last = checkpoint.checkpoints(out)
     if stop.signal is not None:
         console.print(
             f"Stopped by {stop.signal.name} at step {run.state.step}; "
             + (f"saved {last[-1]}. " if last else "")
-            + f"Go on with: electra pretrain --resume --out {out}",
+            + f"Continue with: electra pretrain --resume --out {shlex.quote(str(out))}",
             soft_wrap=True,
             markup=False,
         )
@@ -246,49 +239,27 @@ def run_loop(
 def build_run(
     config: PretrainConfig, out: Path, shards: Shards, vocab: Vocabulary, console: Console
 ) -> Iterator[Run]:
-    """A run with everything in place, at its last checkpoint if there is one."""
-    torch.manual_seed(config.train.seed)
-    device = choose_device(config.train.device)
-    dtype = choose_precision(config.train.precision, device)
-    objective = build_objective(config, vocab).to(device)
-    optim, loop = config.optim, config.train
-    groups = parameter_groups(objective, optim.weight_decay)
-    optimizer = PaperAdam(
-        groups,
-        betas=optim.betas,
-        eps=optim.eps,
-        clip=optim.clip,
-        kernels=loop.fused_kernels != "off",
-    )
-    state = load_latest(out, objective, optimizer, shards)
-    if (
-        loop.fused_kernels != "off"
-        and not loop.compile
-        and dtype == torch.bfloat16
-        and knows_bf16(device)
-    ):
-        use_fused_kernels_(objective, recompute=loop.activation_checkpointing)
-    elif device.type == "cpu" and not loop.compile:
-        use_cheap_cpu_dropout_(objective)
+    """Build a run; if it has checkpoints, load the latest."""
+    loop = config.train
+    torch.manual_seed(loop.seed)
+    objective = build_objective(config, vocab).to(choose_device(loop.device))
+    step = build_step(config, objective)
+    state = load_latest(out, objective, step.optimizer, shards)
     metrics_log = MetricsLog(out)
     metrics_log.rewind(state.step)
-    sample = rows_at(shards, 0, min(4096, shards.rows("train")), config.train.seed)
+    sample = rows_at(shards, 0, min(4096, shards.rows("train")), loop.seed)
     with ProgressView(console, f"electra pretrain · {config.name} · {out}") as view:
-        metrics_log.logger = open_logger(config.train.logger, out, to_dict(config))
+        metrics_log.logger = open_logger(loop.logger, out, to_dict(config))
         try:
             yield Run(
                 folder=out,
                 loop=loop,
-                optim=optim,
+                optim=config.optim,
                 budget=parse_budget(loop.budget),
-                objective=objective,
-                forward=torch.compile(objective, dynamic=False) if loop.compile else objective,
-                optimizer=optimizer,
+                step=step,
                 state=state,
-                dtype=dtype,
-                micro_batch=config.data.batch_size // loop.grad_accumulation,
                 flops_per_row=flops_per_row(config),
-                peak=measure_peak(device, dtype),
+                peak_flops=measure_peak(step.device, step.dtype),
                 pad_id=vocab.pad,
                 held_out=held_out_rows(shards, loop.validate_rows),
                 metrics_log=metrics_log,
@@ -297,6 +268,32 @@ def build_run(
             )
         finally:
             metrics_log.close()
+
+
+def build_step(config: PretrainConfig, objective: Objective) -> Step:
+    """The training step of a configuration, on the objective's device."""
+    optim, loop = config.optim, config.train
+    device = objective.maskable.device
+    dtype = choose_precision(loop.precision, device)
+    fused = loop.fused_kernels != "off"
+    optimizer = PaperAdam(
+        parameter_groups(objective, optim.weight_decay),
+        betas=optim.betas,
+        eps=optim.eps,
+        clip=optim.clip,
+        kernels=fused,
+    )
+    if fused and not loop.compile and dtype == torch.bfloat16 and knows_bf16(device):
+        use_fused_kernels_(objective, recompute=loop.activation_checkpointing)
+    elif device.type == "cpu" and not loop.compile:
+        use_cheap_cpu_dropout_(objective)
+    return Step(
+        objective=objective,
+        optimizer=optimizer,
+        forward=torch.compile(objective, dynamic=False) if loop.compile else objective,
+        dtype=dtype,
+        micro_batch=config.data.batch_size // loop.grad_accumulation,
+    )
 
 
 def load_latest(
@@ -334,8 +331,8 @@ def _headline(run: Run, shards: Shards) -> str:
     counts = parameter_counts(run.objective)
     sizes = ", ".join(f"{name} {n / 1e6:.1f} M" for name, n in counts.items())
     where = "Resuming at step" if run.state.step else "Starting at step"
-    precision = str(run.dtype).removeprefix("torch.")
+    precision = str(run.step.dtype).removeprefix("torch.")
     return (
-        f"{where} {run.state.step:,} on {run.device.type} in {precision}: parameters of the "
+        f"{where} {run.state.step:,} on {run.step.device.type} in {precision}: parameters of the "
         f"{sizes}; {shards.tokens / 1e6:.1f} M tokens of text, {run.loop.budget}."
     )

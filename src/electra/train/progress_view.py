@@ -77,7 +77,7 @@ class ProgressView:
         if self.console.is_terminal:
             self._live.stop()
 
-    def say(self, message: str, style: str = "") -> None:
+    def print(self, message: str, style: str = "") -> None:
         """A line that stays above the table."""
         self.console.print(Text(message, style=style), soft_wrap=True)
 

@@ -1,0 +1,53 @@
+"""One training step: mask a batch, forward and backward, clip the gradient, update the weights."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from electra.device import autocast
+from electra.objectives.batch import Batch
+from electra.objectives.corrupt import Masked
+from electra.objectives.objective import LossOutput, Objective
+from electra.optim.adam import PaperAdam
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """Updates the networks from one batch; needs no run, no folder and no console."""
+
+    objective: Objective
+    optimizer: PaperAdam
+    forward: Callable[..., LossOutput]
+    """The objective, or its compiled form."""
+    dtype: torch.dtype
+    """Precision of the matmuls; weights and optimizer state stay in fp32."""
+    micro_batch: int
+    """Rows per forward pass."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.objective.maskable.device
+
+    def __call__(self, rows: Tensor, rate: float | Tensor) -> Tensor:
+        """Take one step at this learning rate; returns the metric sums and the gradient norm."""
+        batch, masked, totals = self.objective.mask_batch(rows)
+        sums = self.backward(batch, masked, totals)
+        norm = self.optimizer.step(rate)
+        self.optimizer.zero_grad()
+        return torch.cat([sums, norm.reshape(1)])
+
+    def backward(self, batch: Batch, masked: Masked, totals: Tensor) -> Tensor:
+        """Accumulate the gradient over micro-batches; `totals` are the counts of the batch."""
+        sums: list[Tensor] = []
+        parts = zip(*(t.split(self.micro_batch) for t in (*batch, *masked)), strict=True)
+        fields = len(batch)  # the tensors of `batch` come first, then those of `masked`
+        for part in parts:
+            # No cache of casts: each weight is used once, and a CUDA graph must not read casts
+            # that were made outside of it.
+            with autocast(self.device, self.dtype, cache=False):
+                outcome = self.forward(Batch(*part[:fields]), Masked(*part[fields:]), totals)
+            outcome.loss.backward()
+            sums.append(outcome.sums)
+        return sum(sums[1:], sums[0])
