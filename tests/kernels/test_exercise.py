@@ -53,7 +53,7 @@ def table(device):
 def plain(rows, table, *, rate, top_rate, shown, rounding):
     """What an objective does."""
     batch = unpack(rows)
-    how = {"rate": rate, "top_rate": top_rate, "shown": shown, "rounding": rounding}
+    how = {"rate": rate, "top_rate": top_rate, "mask_token_prob": shown, "rounding": rounding}
     masked = mask_tokens(batch.ids, batch.attention_mask, table, MASK, **how)
     totals = torch.stack([masked.is_masked.sum(), batch.attention_mask.sum()]).clamp_min(1)
     return *batch, *masked, totals
@@ -226,8 +226,8 @@ def test_of_an_objective(count, mode, make, stored, launched):
     wanted = ask(objective, rows)
     use_fused_kernels_(objective)
     same(ask(objective, rows), wanted)
-    assert [call["rate"] for call in launched] == [objective.rate if mode == "train" else 0.15]
-    assert objective.rate == pytest.approx(0.3)
+    assert [call["rate"] for call in launched] == [objective.mask_rate if mode == "train" else 0.15]
+    assert objective.mask_rate == pytest.approx(0.3)
 
 
 def test_a_batch_without_text(make, stored):
@@ -251,7 +251,7 @@ def test_every_kind(kind, make, stored, launched):
 
 def test_left_out_where_it_is_another_exercise(make, stored, launched):
     rows, repeated, documents = stored(3, 24), make("rtd", mask_sampling="repeated"), make("rtd")
-    documents.start = 2
+    documents.document_start_id = 2
     for objective in (repeated, documents):
         wanted = ask(objective, rows)
         use_fused_kernels_(objective)
@@ -261,7 +261,7 @@ def test_left_out_where_it_is_another_exercise(make, stored, launched):
 
 def test_a_rate_that_a_graph_reads(make, stored, launched):
     rows, objective = stored(3, 24), make("rtd", mask_rate=0.1, mask_rate_end=0.5).train()
-    objective.rate = torch.full((), 0.3, dtype=torch.float64, device=rows.device)
+    objective.mask_rate = torch.full((), 0.3, dtype=torch.float64, device=rows.device)
     wanted = ask(objective, rows)
     use_fused_kernels_(objective)
     same(ask(objective, rows), wanted)

@@ -62,7 +62,7 @@ def ask():
         return (
             masked,
             outcome,
-            dict(zip(objective.metric_names, outcome.sums.tolist(), strict=True)),
+            dict(zip(objective.metric_names, outcome.metric_sums.tolist(), strict=True)),
         )
 
     return asked

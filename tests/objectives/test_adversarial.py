@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from electra.objectives.batch import Batch
-from electra.objectives.corrupt import Masked, put
+from electra.objectives.corrupt import Masked, scatter_tokens
 
 WORDS = range(5, 10)
 
@@ -58,7 +58,7 @@ def exact_gradient(objective, batch, masked) -> dict[str, torch.Tensor]:
     chances = scores.softmax(0)
     expected = 0.0
     for word in WORDS:
-        text = put(batch.ids, masked.positions, torch.tensor([[word]]), masked.is_masked)
+        text = scatter_tokens(batch.ids, masked.positions, torch.tensor([[word]]), masked.is_masked)
         score = objective.discriminator(text, batch.segments, batch.attention_mask)[0, 2].item()
         wrong = -score if word != 7 else score  # R = -log of the chance of the right verdict
         expected = expected + chances[word] * math.log1p(math.exp(wrong))
@@ -99,7 +99,7 @@ def test_the_baseline_makes_the_estimate_steadier(five_words):
     is_masked = Masked(*(t.expand(2000, -1) for t in masked))
 
     outcome = objective(many, is_masked, objective.totals(many, is_masked))
-    reward = outcome.sums[objective.metric_names.index("reward")].item() / 2000
+    reward = outcome.metric_sums[objective.metric_names.index("reward")].item() / 2000
     inputs = (masked.inputs, batch.segments, batch.attention_mask, masked.positions)
     state = objective.generator.states(*inputs)[0, 0].detach()
 
@@ -166,7 +166,7 @@ def test_who_is_taught(make, batch, reached):
 def test_the_baseline_does_not_teach_the_generator(make, batch, reached, monkeypatch):
     """With the samples' chances taken out, its own loss is all that the generator's part has."""
     objective = make("adversarial", generator={"tie": "none"}, discriminator_weight=0.0)
-    monkeypatch.setattr(objective, "log_chance", lambda logits, *_: logits[..., 0].detach())
+    monkeypatch.setattr(objective, "log_prob", lambda logits, *_: logits[..., 0].detach())
     assert reached(objective, batch) == {"baseline.weight"}
     assert objective.unigram_loss(3.0) == math.inf
 
@@ -186,5 +186,5 @@ def test_the_generator_learns_to_mislead(five_words):
         optimizer.zero_grad()
         outcome.loss.backward()
         optimizer.step()
-        rewards.append(outcome.sums[place].item() / 64)
+        rewards.append(outcome.metric_sums[place].item() / 64)
     assert sum(rewards[-20:]) > 1.2 * sum(rewards[:20])

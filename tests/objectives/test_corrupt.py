@@ -10,9 +10,9 @@ from electra.objectives.corrupt import (
     mask_counts,
     mask_tokens,
     max_masked,
-    put,
     sample_positions,
     sample_tokens,
+    scatter_tokens,
 )
 
 PAD, UNK, CLS, SEP, MASK = range(5)
@@ -53,7 +53,9 @@ def test_nearly_everything_can_be_masked(rounding):
 def test_masking(batch, length, seed, rate, rounding, draw):
     ids, attention_mask = rows(batch, length, seed)
     torch.manual_seed(seed)
-    m = mask_tokens(ids, attention_mask, MASKABLE, MASK, rate=rate, rounding=rounding, draw=draw)
+    m = mask_tokens(
+        ids, attention_mask, MASKABLE, MASK, rate=rate, rounding=rounding, sampling=draw
+    )
     slots = max_masked(length, rate, rounding)
     assert m.positions.shape == m.is_masked.shape == m.labels.shape == (batch, slots)
     for row in range(batch):
@@ -152,7 +154,7 @@ def test_with_replacement_masks_fewer_tokens():
 def test_a_row_without_candidates_is_left_alone():
     ids = torch.tensor([[CLS, SEP, PAD, PAD], [CLS, 9, 9, SEP]])
     for draw in ("distinct", "repeated"):
-        m = mask_tokens(ids, ids != PAD, MASKABLE, MASK, rate=0.5, draw=draw)
+        m = mask_tokens(ids, ids != PAD, MASKABLE, MASK, rate=0.5, sampling=draw)
         assert m.is_masked.sum(1).tolist() == [0, 2]
         assert torch.equal(m.inputs[0], ids[0])
 
@@ -223,7 +225,7 @@ def test_the_largest_and_the_smallest_random_number_hit_a_weight(monkeypatch):
     weights[:, 3] += 1e-3
     for height in (0.0, 1 - 2**-24):
         monkeypatch.setattr(torch, "rand", lambda *_, height=height, **__: torch.tensor(height))
-        found = corrupt.draw(weights)
+        found = corrupt.sample_categorical(weights)
         assert (weights.gather(1, found[:, None]) > 0).all()
 
 
@@ -235,7 +237,7 @@ def test_only_what_has_weight_is_drawn_where_sums_do_not_ascend(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "cumsum", lambda *_: ladder)
     for height in (0.0, 0.5 - little / 2, 1 - 4 * little, 1 - 2**-24):
         monkeypatch.setattr(torch, "rand", lambda *_, height=height, **__: torch.tensor(height))
-        assert weights[corrupt.draw(weights)] > 0
+        assert weights[corrupt.sample_categorical(weights)] > 0
 
 
 @pytest.mark.gpu
@@ -244,7 +246,7 @@ def test_only_what_has_weight_is_drawn_on_a_gpu():
     weights = (3 * torch.randn(20_000, 128, device="cuda")).exp()
     weights[:, 100:], weights[:, 40:50] = 0, 0
     for _ in range(50):
-        found = corrupt.draw(weights)
+        found = corrupt.sample_categorical(weights)
         assert (weights.gather(1, found[:, None]) > 0).all()
 
 
@@ -252,4 +254,6 @@ def test_put_takes_the_larger_of_two():
     ids = torch.tensor([[1, 2, 3]])
     positions = torch.tensor([[1, 1, 0]])
     tokens = torch.tensor([[7, 9, 5]])
-    assert put(ids, positions, tokens, torch.tensor([[True, True, False]])).tolist() == [[1, 9, 3]]
+    assert scatter_tokens(ids, positions, tokens, torch.tensor([[True, True, False]])).tolist() == [
+        [1, 9, 3]
+    ]

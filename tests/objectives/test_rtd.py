@@ -51,7 +51,7 @@ def test_rows_are_taken_apart():
 def test_documents_of_a_row_are_numbered():
     rows = torch.tensor([[2, 9, 3, 2, 8, 3, 0, 6, 6], [2, 9, 8, 3, 0, 0, 0, 4, 4]])
     assert unpack(rows).doc_ids.dtype == torch.bool
-    doc_ids = unpack(rows, start=2).doc_ids
+    doc_ids = unpack(rows, document_start_id=2).doc_ids
     assert doc_ids[0, :6].tolist() == [1, 1, 1, 2, 2, 2]
     assert doc_ids[1, :4].tolist() == [1, 1, 1, 1]
     assert (doc_ids.diff(dim=1) >= 0).all()  # the kernels want them to ascend
@@ -86,7 +86,7 @@ def test_loss_against_a_slow_reference():
                 replaced += int(fake)
     expected = sum(mlm) / len(mlm) + 50 * sum(detection) / len(detection)
     assert outcome.loss.item() == pytest.approx(expected, rel=1e-5)
-    sums = dict(zip(METRIC_SUMS, outcome.sums.tolist(), strict=True))
+    sums = dict(zip(METRIC_SUMS, outcome.metric_sums.tolist(), strict=True))
     assert (sums["masked"], sums["tokens"]) == (len(mlm), len(detection))
     assert sums["replaced"] == replaced
     assert compute_metrics(sums, objective.config)["loss"] == pytest.approx(expected, rel=1e-5)
@@ -109,9 +109,9 @@ def test_a_correct_guess_counts_as_original():
     with torch.no_grad():
         objective.generator.bias[int(masked.labels[0, 0])] = 1e4  # always this token
     outcome = objective(batch, masked, objective.totals(batch, masked))
-    sums = dict(zip(METRIC_SUMS, outcome.sums.tolist(), strict=True))
-    assert sums["sampled_true"] >= 1
-    assert sums["replaced"] == sums["masked"] - sums["sampled_true"]
+    sums = dict(zip(METRIC_SUMS, outcome.metric_sums.tolist(), strict=True))
+    assert sums["sampled_correct"] >= 1
+    assert sums["replaced"] == sums["masked"] - sums["sampled_correct"]
 
 
 def test_ids_that_do_not_exist_are_never_sampled():
@@ -128,7 +128,7 @@ def test_ids_that_do_not_exist_are_never_sampled():
     assert len(doc_ids) > 20
 
 
-def test_the_generator_is_sampled_not_asked_for_its_best_guess():
+def test_the_generator_is_sampled_not_asked_for_its_best_token():
     """At one position, over 3,000 passes, tokens come as often as the softmax says."""
     objective = build().eval()
     batch = Batch(*(t[:1].expand(300, -1) for t in text()))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from electra.objectives.all_tokens_mlm import Said, best_guess, mixture
+from electra.objectives.all_tokens_mlm import TokenLogProbs, best_token, mixture
 
 MASK = 4
 TABLES = {
@@ -137,8 +137,8 @@ def test_all_tokens_against_a_slow_reference(make, batch, ask):
     assert figures["model_loss"] == pytest.approx(mean(words), rel=1e-5)
     assert figures["gate_loss"] == pytest.approx(mean(gate), rel=1e-5)
     assert figures["model_accuracy"] == pytest.approx(mean(right))
-    assert (sums["flagged"], sums["caught"]) == (flagged, caught)
-    assert torch.equal(outcome.scores > 0, gates < 0.5)  # a score is the logit of 'replaced'
+    assert (sums["predicted_replaced"], sums["true_positives"]) == (flagged, caught)
+    assert torch.equal(outcome.logits > 0, gates < 0.5)  # a score is the logit of 'replaced'
 
 
 def test_the_gate_is_taught_by_the_mixture_and_by_its_own_loss(make, batch, reached):
@@ -157,7 +157,7 @@ def test_the_mixture_is_sound_where_numbers_are_extreme():
     assert copy.grad.isfinite().all()
 
 
-def test_the_best_guess_is_that_of_the_whole_mixture():
+def test_the_best_token_is_that_of_the_whole_mixture():
     torch.manual_seed(0)
     logits, copy = 2 * torch.randn(200, 1, 7), torch.randn(200, 1)
     here = torch.randint(7, (200, 1))
@@ -165,7 +165,7 @@ def test_the_best_guess_is_that_of_the_whole_mixture():
     mixed.scatter_add_(-1, here[..., None], copy.sigmoid()[..., None])
     logs = logits.log_softmax(-1)
     best, word = logs.max(-1)
-    said = Said(best, logs.gather(-1, here[..., None]).squeeze(-1), best, word)
-    found = best_guess(said, copy, here)
+    said = TokenLogProbs(best, logs.gather(-1, here[..., None]).squeeze(-1), best, word)
+    found = best_token(said, copy, here)
     assert torch.equal(found, mixed.argmax(-1))
     assert 0.2 < (found == here).float().mean() < 0.9  # both happen

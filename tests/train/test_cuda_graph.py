@@ -30,15 +30,15 @@ class Pretended:
     def capture(self, rows, rate, sums) -> None:
         run = self.step.args[0]
         self.call, self.sums = (rows, rate), sums
-        self.stage, self.mask_rate = run.objective.in_second_stage, run.objective.rate
+        self.stage, self.mask_rate = run.objective.in_second_stage, run.objective.mask_rate
 
     def replay(self) -> None:
         objective = self.step.args[0].objective
         assert objective.in_second_stage == self.stage
-        now, moves = objective.rate, isinstance(self.mask_rate, torch.Tensor)
-        objective.rate = self.mask_rate if moves else now
+        now, moves = objective.mask_rate, isinstance(self.mask_rate, torch.Tensor)
+        objective.mask_rate = self.mask_rate if moves else now
         self.sums.copy_(self.step(*self.call))
-        objective.rate = now
+        objective.mask_rate = now
 
 
 @pytest.fixture
@@ -130,11 +130,11 @@ def test_the_capture_changes_nothing(name, tiny, tmp_path, console, pretend):
             *(m for p in run.objective.parameters() for m in run.optimizer.moments(p).values()),
         ]
         before = [t.detach().clone() for t in held]
-        rate, second = run.objective.rate, run.objective.in_second_stage
+        rate, second = run.objective.mask_rate, run.objective.in_second_stage
         pretend(run, rows[0])
         for tensor, value in zip(held, before, strict=True):
             assert torch.equal(tensor, value)
-        assert (run.objective.rate, run.objective.in_second_stage) == (rate, second)
+        assert (run.objective.mask_rate, run.objective.in_second_stage) == (rate, second)
         assert all(p.grad is None for p in run.objective.parameters())
 
 

@@ -81,7 +81,7 @@ def test_figures_are_those_of_scikit_learn(micro_batch, objective, rows):
     assert len(seen) == -(-17 // micro_batch)
     reals = [given[0].attention_mask for given, _ in seen]
     labels = torch.cat([o.replaced[r] for r, (_, o) in zip(reals, seen, strict=True)]).numpy()
-    scores = torch.cat([o.scores[r] for r, (_, o) in zip(reals, seen, strict=True)]).numpy()
+    scores = torch.cat([o.logits[r] for r, (_, o) in zip(reals, seen, strict=True)]).numpy()
     assert len(labels) == int(rows[:, -1].sum())
     flagged = scores > 0
     assert 0.05 < flagged.mean() < 0.95

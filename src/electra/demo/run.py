@@ -147,7 +147,7 @@ def show_sentences(console: Console, run: Path, examples: list[Sentence]) -> Non
         outcome = objective(*objective.mask_batch(stored))
         tokens = [tokenizer.id_to_token(i) or "" for i in outcome.corrupted[0].tolist()]
         inner = slice(1, len(row) - 1)
-        chances = outcome.scores[0].sigmoid().tolist()[inner]
+        chances = outcome.logits[0].sigmoid().tolist()[inner]
         console.print()
         console.print(Text("original  ", style="dim").append(example.text, style="default"))
         corrupted = Text("generator ", style="dim")

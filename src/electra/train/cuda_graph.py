@@ -37,8 +37,8 @@ def capture_cuda_graph(
         twins = keep_copies(objective, dtype)
     place = rows.clone()
     rate = torch.zeros((), device=rows.device)
-    share = torch.full((), float(objective.rate), dtype=torch.float64, device=rows.device)
-    mask_rate, moving = objective.rate, bool(objective.config.mask_rate_end)
+    share = torch.full((), float(objective.mask_rate), dtype=torch.float64, device=rows.device)
+    mask_rate, moving = objective.mask_rate, bool(objective.config.mask_rate_end)
     # Made before the capture, or the graph would make them anew, as zeros, in each replay
     moments = [m for p in objective.parameters() for m in optimizer.moments(p).values()]
     # A rate of 0 leaves the weights alone, but not these
@@ -46,7 +46,7 @@ def capture_cuda_graph(
     graphs = {}
     pool, side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     try:
-        objective.rate = share if moving else mask_rate
+        objective.mask_rate = share if moving else mask_rate
         for _ in objective.each_stage():
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -58,7 +58,7 @@ def capture_cuda_graph(
                 sums = step(place, rate)
             graphs[objective.in_second_stage] = graph, sums, optimizer.settle()
     finally:
-        objective.rate = mask_rate
+        objective.mask_rate = mask_rate
         for moment, value in zip(moments, before, strict=True):
             moment.copy_(value)
 
@@ -67,7 +67,7 @@ def capture_cuda_graph(
         place.copy_(rows)
         rate.fill_(now)
         if moving:
-            share.fill_(objective.rate)
+            share.fill_(objective.mask_rate)
         for copies in twins:
             copies.fresh()  # should anyone but the step have changed parameters
         graph, sums, _ = graphs[objective.in_second_stage]

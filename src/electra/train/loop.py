@@ -177,7 +177,7 @@ def backward(run: Run, batch: Batch, masked: Masked, totals: Tensor) -> Tensor:
         with autocast(run.device, run.dtype, cache=False):
             outcome = run.forward(Batch(*part[:own]), Masked(*part[own:]), totals)
         outcome.loss.backward()
-        sums.append(outcome.sums)
+        sums.append(outcome.metric_sums)
     return sum(sums[1:], sums[0])
 
 

@@ -207,7 +207,7 @@ def build_objective(config: PretrainConfig, vocab: Vocabulary) -> Objective:
     """The networks with their initial weights, and the loss."""
     ids = VocabInfo(vocab.mask, vocab.special, vocab.absent)
     objective = build(config.objective, config.model, config.generator, ids)
-    objective.start = vocab.cls if config.data.document_mask else None
+    objective.document_start_id = vocab.cls if config.data.document_mask else None
     return objective
 
 

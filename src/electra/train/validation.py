@@ -28,9 +28,9 @@ def validate(
         masked = objective.mask_batch(part.to(device))
         with autocast(device, dtype):
             outcome = objective(*masked)
-        sums += outcome.sums
-        if outcome.scores is not None:
-            verdicts.append((outcome.scores, outcome.replaced, outcome.loss_mask))
+        sums += outcome.metric_sums
+        if outcome.logits is not None:
+            verdicts.append((outcome.logits, outcome.replaced, outcome.loss_mask))
     objective.train(was_training)
     set_random_state(before)
     metrics = objective.compute_metrics(
