@@ -30,6 +30,7 @@ from electra.errors import UserError
 from electra.files import is_disk_full
 from electra.hub.electric import mark_electric
 from electra.hub.folders import export, save_tensors
+from electra.models.encoder import current_parameter_name
 from electra.objectives.electric import Electric
 from electra.objectives.objective import Objective
 from electra.optim.adam import PaperAdam
@@ -160,6 +161,7 @@ def _moments(parameters: dict[str, Tensor], optimizer: PaperAdam) -> dict[str, T
 
 
 def _copy_all(stored: dict[str, Tensor], wanted: dict[str, Any], checkpoint: Path) -> None:
+    stored = {current_parameter_name(name): tensor for name, tensor in stored.items()}
     if stored.keys() != wanted.keys():
         odd = sorted(stored.keys() ^ wanted.keys())
         raise UserError(f"{checkpoint} is not of this model: {odd[0]} is on one side only.")
