@@ -201,7 +201,7 @@ def ask(objective, rows):
 @pytest.fixture
 def launched(monkeypatch):
     """The calls of the kernel."""
-    from electra.kernels import mask_batch
+    from electra.kernels import exercise
 
     calls = []
 
@@ -209,7 +209,7 @@ def launched(monkeypatch):
         calls.append(settings)
         return write_exercise(*tensors, **settings)
 
-    monkeypatch.setattr(mask_batch, "write_exercise", write)
+    monkeypatch.setattr(exercise, "write_exercise", write)
     return calls
 
 

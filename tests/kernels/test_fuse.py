@@ -249,11 +249,11 @@ def test_what_the_softmax_of_all_tokens_mlm_says(make, text, normal, near):
     wanted = objective.token_log_probs(hidden, batch, corrupted)
     use_fused_kernels_(objective)
     found = objective.token_log_probs(hidden, batch, corrupted)
-    near(found.true[batch.attention_mask], wanted.true[batch.attention_mask])
-    near(found.here, wanted.here)
+    near(found.original[batch.attention_mask], wanted.original[batch.attention_mask])
+    near(found.input, wanted.input)
     near(found.best, wanted.best)
-    assert torch.equal(found.word, wanted.word)
-    assert (found.best - found.here).abs().max() > 0.01  # they are not the same
+    assert torch.equal(found.best_token, wanted.best_token)
+    assert (found.best - found.input).abs().max() > 0.01  # they are not the same
 
 
 def test_no_gradient_where_none_is_wanted(make, text):

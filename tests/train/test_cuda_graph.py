@@ -160,7 +160,7 @@ def test_what_the_optimizer_settles_lives_as_long_as_the_graph(
         return table
 
     monkeypatch.setattr(Pretended, "capture", capture_cuda_graph)
-    monkeypatch.setattr(PaperAdam, "settle", settle)
+    monkeypatch.setattr(PaperAdam, "finish_capture", settle)
     opening, rows = started(override(tiny, SETTINGS[name]), tmp_path / "run", console)
     with opening as run:
         replay = pretend(run, rows[0])

@@ -22,6 +22,7 @@ class Adversarial(ReplacedTokenDetection):
     """Replaced token detection with a generator that is rewarded for misleading."""
 
     metric_names = (*METRIC_SUMS, "reward", "baseline_loss")
+    generator_modules = ("generator", "baseline")
 
     def __init__(
         self,

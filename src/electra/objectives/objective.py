@@ -45,6 +45,9 @@ class Objective(nn.Module):
     auc: ClassVar[str] = "auc"
     """Name of the metric for how well the logits rank replaced tokens above original ones."""
 
+    generator_modules: ClassVar[tuple[str, ...]] = ("generator",)
+    """Children whose own parameters `optim.generator_lr` and similar settings apply to."""
+
     def __init__(self, config: ObjectiveConfig, table_rows: int, vocab: VocabInfo) -> None:
         super().__init__()
         self.config = config

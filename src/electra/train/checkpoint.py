@@ -33,7 +33,7 @@ from electra.hub.folders import export, save_tensors
 from electra.models.encoder import current_parameter_name
 from electra.objectives.electric import Electric
 from electra.objectives.objective import Objective
-from electra.optim.adam import PaperAdam
+from electra.optim.optimizer import Optimizer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def save(
     run: Path,
     state: TrainState,
     objective: Objective,
-    optimizer: PaperAdam,
+    optimizer: Optimizer,
     *,
     pad_id: int,
 ) -> Path:
@@ -98,7 +98,7 @@ def save(
 
 
 def restore(
-    checkpoint: Path, objective: Objective, optimizer: PaperAdam | None = None
+    checkpoint: Path, objective: Objective, optimizer: Optimizer | None = None
 ) -> TrainState:
     """Read a checkpoint back into a run; each tensor must be there, and none besides."""
     with _readable(checkpoint):
@@ -151,7 +151,7 @@ def _buffers(objective: Objective) -> dict[str, Tensor]:
     }
 
 
-def _moments(parameters: dict[str, Tensor], optimizer: PaperAdam) -> dict[str, Tensor]:
+def _moments(parameters: dict[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
     """Adam's two means of each parameter, under its name."""
     return {
         f"{kind}.{name}": tensor

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from electra.objectives.objective import Objective
-from electra.optim.adam import PaperAdam
+from electra.optim.optimizer import Optimizer
 
 GraphedStep = Callable[[Tensor, float], Tensor]
 """Takes the rows and the learning rate of a step; returns what the step returns."""
@@ -18,7 +18,7 @@ WARM_UP = 3
 def capture_cuda_graph(
     step: Callable[[Tensor, Tensor], Tensor],
     objective: Objective,
-    optimizer: PaperAdam,
+    optimizer: Optimizer,
     rows: Tensor,
     dtype: torch.dtype,
 ) -> GraphedStep:
@@ -31,7 +31,7 @@ def capture_cuda_graph(
     `dtype` is the precision of the step's products.
     """
     twins = []
-    if dtype == torch.bfloat16 and optimizer.fits():
+    if dtype == torch.bfloat16 and optimizer.supports_kernels():
         from electra.kernels.encode import keep_copies
 
         twins = keep_copies(objective, dtype)
@@ -56,7 +56,7 @@ def capture_cuda_graph(
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=side):
                 sums = step(place, rate)
-            graphs[objective.in_second_stage] = graph, sums, optimizer.settle()
+            graphs[objective.in_second_stage] = graph, sums, optimizer.finish_capture()
     finally:
         objective.mask_rate = mask_rate
         for moment, value in zip(moments, before, strict=True):

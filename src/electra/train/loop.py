@@ -15,7 +15,7 @@ from electra.errors import UserError
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
 from electra.objectives.objective import LossOutput, Objective
-from electra.optim.adam import PaperAdam
+from electra.optim.optimizer import Optimizer
 from electra.optim.schedule import OptimConfig, learning_rate, warmup_share
 from electra.run_dir import GracefulStop
 from electra.train import checkpoint
@@ -94,7 +94,7 @@ class Run:
     objective: Objective
     forward: Callable[..., LossOutput]
     """The objective as it is called: compiled, or itself."""
-    optimizer: PaperAdam
+    optimizer: Optimizer
     state: TrainState
     dtype: torch.dtype
     micro_batch: int

@@ -23,7 +23,7 @@ from electra.objectives.corrupt import max_masked
 from electra.objectives.kinds import build, check_together
 from electra.objectives.objective import Objective, VocabInfo
 from electra.objectives.settings import ObjectiveConfig
-from electra.optim.adam import PaperAdam, parameter_groups
+from electra.optim.optimizer import Optimizer, build_optimizer
 from electra.optim.schedule import OptimConfig
 from electra.run_dir import GracefulStop, check_out_dir, lock_run_dir
 from electra.text.shards import Shards
@@ -252,12 +252,10 @@ def build_run(
     dtype = choose_precision(config.train.precision, device)
     objective = build_objective(config, vocab).to(device)
     optim, loop = config.optim, config.train
-    groups = parameter_groups(objective, optim.weight_decay)
-    optimizer = PaperAdam(
-        groups,
-        betas=optim.betas,
-        eps=optim.eps,
-        clip=optim.clip,
+    optimizer = build_optimizer(
+        objective,
+        optim,
+        generator_modules=objective.generator_modules,
         kernels=loop.fused_kernels != "off",
     )
     state = load_latest(out, objective, optimizer, shards)
@@ -300,7 +298,7 @@ def build_run(
 
 
 def load_latest(
-    out: Path, objective: Objective, optimizer: PaperAdam, shards: Shards
+    out: Path, objective: Objective, optimizer: Optimizer, shards: Shards
 ) -> TrainState:
     """Put a run back to its last checkpoint; without one it is at its beginning."""
     checkpoint.clean(out)
