@@ -47,7 +47,7 @@ def given(device):
 def plain(scores, replaced, loss_mask, attention_mask, loss, right, samples, truth, is_masked):
     nothing = torch.empty(0)
     batch, masked = (
-        Batch(nothing, nothing, attention_mask, attention_mask),
+        Batch(nothing, nothing, attention_mask, attention_mask, nothing),
         Masked(nothing, nothing, is_masked, truth),
     )
     guesses = MlmOutput(loss, right, samples)

@@ -11,6 +11,10 @@ from electra.objectives.corrupt import Masked, scatter_tokens
 WORDS = range(5, 10)
 
 
+def fresh_keys(rows: int) -> torch.Tensor:
+    return torch.randint(2**62, (rows,))
+
+
 @pytest.fixture
 def five_words(make):
     """An objective over five words with opinions, and one row with one masked position."""
@@ -34,7 +38,7 @@ def five_words(make):
             objective.discriminator.score.bias -= verdicts.mean()  # of different opinions
         ids = torch.tensor([[2, 5, 7, 9, 6, 3]])
         attention_mask = torch.ones_like(ids).bool()
-        batch = Batch(ids, torch.zeros_like(ids), attention_mask, attention_mask)
+        batch = Batch(ids, torch.zeros_like(ids), attention_mask, attention_mask, fresh_keys(1))
         masked = Masked(
             torch.tensor([[2, 5, 4, 9, 6, 3]]),
             torch.tensor([[2]]),
@@ -74,12 +78,13 @@ def test_the_estimate_agrees_with_the_exact_gradient(settings, five_words):
     """60 estimates of 400 samples each; every parameter within five standard errors."""
     objective, batch, masked = five_words(**settings)
     exact = exact_gradient(objective, batch, masked)
-    many = Batch(*(t.expand(400, -1) for t in batch))
+    many = Batch(*(t.expand(400, -1) for t in batch[:4]), fresh_keys(400))
     is_masked = Masked(*(t.expand(400, -1) for t in masked))
     estimates = {name: [] for name in exact}
     torch.manual_seed(5)
     for _ in range(60):
         objective.zero_grad()
+        many = many._replace(row_keys=fresh_keys(400))
         objective(many, is_masked, objective.totals(many, is_masked)).loss.backward()
         for name, p in objective.generator.named_parameters():
             estimates[name].append(p.grad.clone())
@@ -95,7 +100,7 @@ def test_the_estimate_agrees_with_the_exact_gradient(settings, five_words):
 
 def test_the_baseline_makes_the_estimate_steadier(five_words):
     objective, batch, masked = five_words()
-    many = Batch(*(t.expand(2000, -1) for t in batch))
+    many = Batch(*(t.expand(2000, -1) for t in batch[:4]), fresh_keys(2000))
     is_masked = Masked(*(t.expand(2000, -1) for t in masked))
 
     outcome = objective(many, is_masked, objective.totals(many, is_masked))
@@ -108,13 +113,14 @@ def test_the_baseline_makes_the_estimate_steadier(five_words):
         with torch.no_grad():
             logit = -math.log(math.expm1(baseline))
             objective.baseline.weight.copy_(logit * state / state.square().sum())
-        doc_ids = []
+        grads = []
         for seed in range(30):
             torch.manual_seed(seed)
             objective.zero_grad()
-            objective(many, is_masked, objective.totals(many, is_masked)).loss.backward()
-            doc_ids.append(objective.generator.bias.grad.clone())
-        return torch.stack(doc_ids).std(0).norm().item()
+            fresh = many._replace(row_keys=fresh_keys(2000))
+            objective(fresh, is_masked, objective.totals(fresh, is_masked)).loss.backward()
+            grads.append(objective.generator.bias.grad.clone())
+        return torch.stack(grads).std(0).norm().item()
 
     assert spread(reward) < 0.5 * spread(reward + 4)
 
@@ -174,7 +180,7 @@ def test_the_baseline_does_not_teach_the_generator(make, batch, reached, monkeyp
 def test_the_generator_learns_to_mislead(five_words):
     """Some hundred steps against a discriminator that stays as it is."""
     objective, batch, masked = five_words()
-    many = Batch(*(t.expand(64, -1) for t in batch))
+    many = Batch(*(t.expand(64, -1) for t in batch[:4]), fresh_keys(64))
     is_masked = Masked(*(t.expand(64, -1) for t in masked))
     learning = [*objective.generator.parameters(), *objective.baseline.parameters()]
     optimizer = torch.optim.Adam(learning, lr=3e-3)
@@ -182,6 +188,7 @@ def test_the_generator_learns_to_mislead(five_words):
     torch.manual_seed(0)
     rewards = []
     for _ in range(150):
+        many = many._replace(row_keys=fresh_keys(64))
         outcome = objective(many, is_masked, objective.totals(many, is_masked))
         optimizer.zero_grad()
         outcome.loss.backward()

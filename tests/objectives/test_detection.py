@@ -204,14 +204,14 @@ def test_gdes_with_another_vocabulary():
     assert merge_disentangled(pair[1]).encoder.embeddings.token.weight.shape[0] == 320
 
 
-def test_unigram_samples_follow_the_frequencies(make, batch):
+def test_unigram_samples_follow_the_frequencies(make, batch, repeat):
     """Some 50,000 draws; special tokens and holes of the vocabulary are never among them."""
     absent = (50, 51)
     objective = make("rtd", generator={"kind": "unigram"}, absent=absent)
     counts = torch.zeros(64, dtype=torch.float64)
     counts[:60] = torch.rand(60, dtype=torch.float64) ** 3 * 1e5
     objective.generator.set_counts(counts)
-    big = type(batch)(*(t.repeat(1500, 1) for t in batch))
+    big = repeat(batch, 1500)
     masked = objective.mask(big)
     is_masked = torch.bincount(
         objective.run_mlm(
@@ -225,9 +225,9 @@ def test_unigram_samples_follow_the_frequencies(make, batch):
     assert chisquare(is_masked[words], expected).pvalue > 1e-4
 
 
-def test_uniform_samples_are_uniform(make, batch):
+def test_uniform_samples_are_uniform(make, batch, repeat):
     objective = make("rtd", generator={"kind": "uniform"})
-    big = type(batch)(*(t.repeat(300, 1) for t in batch))
+    big = repeat(batch, 300)
     masked = objective.mask(big)
     guesses = objective.run_mlm(objective.generator, masked.inputs, big, masked, sample=True)
     is_masked = torch.bincount(guesses.samples.flatten(), minlength=64)
@@ -252,7 +252,7 @@ def test_a_word_that_was_never_counted_costs_much_but_not_everything(make, batch
 def test_slots_that_a_short_row_does_not_use_cost_nothing(make, ask):
     """They hold whatever is left: a [CLS] has no probability, and 0 x infinity is no number."""
     ids = torch.tensor([[2, 9, 3, 0, 0, 0, 0, 0], [2, 5, 6, 7, 8, 9, 10, 3]])
-    batch = Batch(ids, torch.zeros_like(ids), ids != 0, ids != 0)
+    batch = Batch(ids, torch.zeros_like(ids), ids != 0, ids != 0, torch.arange(2))
     objective = make("rtd", generator={"kind": "uniform"}, mask_rate=0.5)
     masked, outcome, sums = ask(objective, batch)
     assert not masked.is_masked[0].all()

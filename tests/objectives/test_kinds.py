@@ -155,7 +155,7 @@ def test_accumulated_gradients_are_those_of_the_batch(kind, stage, make, batch):
     whole = {n: p.grad.clone() for n, p in objective.named_parameters() if p.grad is not None}
     objective.zero_grad()
     for part in zip(*(t.split(2) for t in (*batch, *masked)), strict=True):
-        objective(Batch(*part[:4]), Masked(*part[4:]), totals).loss.backward()
+        objective(Batch(*part[:5]), Masked(*part[5:]), totals).loss.backward()
     for name, p in objective.named_parameters():
         assert (p.grad is None) == (name not in whole), name
         if p.grad is not None:

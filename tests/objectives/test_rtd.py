@@ -10,6 +10,7 @@ from electra.models.encoder import EncoderConfig
 from electra.objectives.batch import Batch, unpack
 from electra.objectives.corrupt import Masked
 from electra.objectives.objective import VocabInfo
+from electra.objectives.random import row_keys
 from electra.objectives.rtd import METRIC_SUMS, ReplacedTokenDetection, compute_metrics
 from electra.objectives.settings import ObjectiveConfig
 
@@ -120,7 +121,8 @@ def test_ids_that_do_not_exist_are_never_sampled():
     batch = text()
     batch = batch._replace(ids=torch.where((batch.ids >= 20) & (batch.ids < 50), 5, batch.ids))
     doc_ids = set()
-    for _ in range(30):
+    for seed in range(30):
+        batch = batch._replace(row_keys=row_keys(torch.tensor([seed, 0, 0]), len(batch.ids)))
         masked = objective.mask(batch)
         outcome = objective(batch, masked, objective.totals(batch, masked))
         doc_ids |= set(outcome.corrupted.unique().tolist())
@@ -129,25 +131,22 @@ def test_ids_that_do_not_exist_are_never_sampled():
 
 
 def test_the_generator_is_sampled_not_asked_for_its_best_token():
-    """At one position, over 3,000 passes, tokens come as often as the softmax says."""
+    """At one position of 3,000 equal rows, tokens come as often as the softmax says."""
     objective = build().eval()
-    batch = Batch(*(t[:1].expand(300, -1) for t in text()))
-    masked = Masked(*(t[:1].expand(300, -1) for t in objective.mask(batch)))
+    one = Batch(*(t[:1] for t in text()))
+    masked = Masked(*(t.expand(3000, -1) for t in objective.mask(one)))
+    keys = row_keys(torch.zeros(3, dtype=torch.long), 3000)
+    batch = Batch(*(t.expand(3000, -1) for t in one[:4]), keys)
     place = masked.positions[0, 0]
     with torch.no_grad():
         objective.generator.bias[:VOCAB] = torch.linspace(-2, 2, VOCAB)
         logits = objective.generator(
             masked.inputs, batch.segments, batch.attention_mask, masked.positions
         )
-        is_masked = torch.cat(
-            [
-                objective(batch, masked, objective.totals(batch, masked)).corrupted[:, place]
-                for _ in range(10)
-            ]
-        )
+        samples = objective(batch, masked, objective.totals(batch, masked)).corrupted[:, place]
     chances = logits[0, 0].softmax(-1)
-    found = torch.bincount(is_masked, minlength=len(chances)) / len(is_masked)
-    sigma = (chances * (1 - chances) / len(is_masked)).sqrt()
+    found = torch.bincount(samples, minlength=len(chances)) / len(samples)
+    sigma = (chances * (1 - chances) / len(samples)).sqrt()
     assert ((found - chances).abs() <= 5 * sigma + 1e-9).all()
 
 
@@ -203,6 +202,6 @@ def test_accumulated_gradients_are_those_of_the_batch(pieces):
     objective.zero_grad()
     size = len(batch.ids) // pieces
     for part in zip(*(t.split(size) for t in (*batch, *masked)), strict=True):
-        objective(Batch(*part[:4]), Masked(*part[4:]), totals).loss.backward()
+        objective(Batch(*part[:5]), Masked(*part[5:]), totals).loss.backward()
     for name, p in objective.named_parameters():
         torch.testing.assert_close(p.grad, whole[name], atol=2e-5, rtol=1e-4)

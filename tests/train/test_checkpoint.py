@@ -176,7 +176,7 @@ def test_transformers_loads_both_folders_with_equal_logits(finished, data_folder
 
     objective = restored(finished)
     rows = Shards.open(data_folder).gather("held_out", torch.arange(12).numpy())
-    ids, segments, original, _ = unpack(torch.from_numpy(rows))
+    ids, segments, original, *_ = unpack(torch.from_numpy(rows))
     assert not original.all()  # padding and
     assert segments.any()  # second segments are part of it
     given = {"input_ids": ids, "token_type_ids": segments, "attention_mask": original.long()}

@@ -152,12 +152,14 @@ def peer_step(
     o = config.objective
 
     def take(rows: Tensor) -> None:
-        ids, segments, attention_mask, _ = unpack(rows)
+        ids, segments, attention_mask, *_ = unpack(rows)
+        keys = torch.randint(2**62, (len(rows),), device=rows.device)
         masked = mask_tokens(
             ids,
             attention_mask,
             maskable,
             vocab.mask,
+            keys,
             rate=o.mask_rate,
             mask_token_prob=o.mask_token_prob,
         )

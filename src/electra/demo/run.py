@@ -139,8 +139,9 @@ def show_sentences(console: Console, run: Path, examples: list[Sentence]) -> Non
     objective = restore_run(run)[1]
     tokenizer = load_tokenizer(run / "tokenizer")
     vocab = load_vocabulary(run / "tokenizer")
-    torch.manual_seed(2)
-    for example in examples:
+    objective.set_seed(2)
+    for number, example in enumerate(examples):
+        objective.set_step(number)
         ids = tokenizer.encode(example.text, add_special_tokens=False).ids[: LENGTH - 2]
         row = [vocab.cls, *ids, vocab.sep]
         stored = torch.tensor([[*row, len(row), len(row)]])

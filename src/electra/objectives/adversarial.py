@@ -42,7 +42,7 @@ class Adversarial(ReplacedTokenDetection):
             masked.inputs, batch.segments, batch.doc_ids, masked.positions
         )
         mlm_logits = self.generator.predict(states).float()
-        samples = sample_replacements(mlm_logits, masked, self.config)
+        samples = sample_replacements(mlm_logits, batch, masked, self.config)
         mlm = MlmOutput(mlm_loss(mlm_logits, masked), is_correct(mlm_logits, masked), samples)
 
         corrupted, replaced = self.corrupt(batch, masked, samples)

@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from electra.objectives.random import Purpose, uniform
+
 Rounding = Literal["round", "ceil"]
 MaskSampling = Literal["distinct", "repeated"]
 Rate = float | Tensor
@@ -51,12 +53,17 @@ def mask_counts(
     return torch.minimum(wanted.long(), candidates.sum(1))  # (batch,)
 
 
-def sample_positions(candidates: Tensor, slots: int, sampling: MaskSampling) -> Tensor:
+def sample_positions(
+    candidates: Tensor, slots: int, sampling: MaskSampling, row_keys: Tensor
+) -> Tensor:
     """Sample positions among the candidates; leftover slots get other positions."""
     if sampling == "repeated":  # as the released code, which samples with replacement
-        weights = candidates.float() + 1e-30  # multinomial rejects a row without weights
-        return torch.multinomial(weights, slots, replacement=True)
-    random = torch.rand(candidates.shape, device=candidates.device)
+        order = candidates.int().argsort(dim=1, descending=True, stable=True)  # candidates first
+        count = candidates.sum(1, keepdim=True).clamp_min(1)
+        random = uniform(row_keys, Purpose.MASK_POSITION, slots)
+        index = torch.minimum((random * count).long(), count - 1)  # the product may round up
+        return order.gather(1, index)
+    random = uniform(row_keys, Purpose.MASK_POSITION, candidates.shape[1])
     # Random numbers are below 1, so all candidates rank above all other positions
     return (random + candidates).topk(slots, dim=1).indices  # (batch, slots)
 
@@ -66,6 +73,7 @@ def mask_tokens(
     attention_mask: Tensor,
     maskable: Tensor,
     mask_id: int,
+    row_keys: Tensor,
     *,
     rate: Rate,
     top_rate: float = 0.0,
@@ -83,18 +91,20 @@ def mask_tokens(
     highest = top_rate if isinstance(rate, Tensor) else max(rate, top_rate)
     slots = max_masked(ids.shape[1], highest, rounding)
     counts = mask_counts(attention_mask, candidates, rate, rounding)
-    positions = sample_positions(candidates, slots, sampling)
+    positions = sample_positions(candidates, slots, sampling, row_keys)
     is_masked = torch.arange(slots, device=ids.device) < counts[:, None]
-    hidden = is_masked & (torch.rand(is_masked.shape, device=ids.device) < mask_token_prob)
+    hidden = is_masked & (uniform(row_keys, Purpose.MASK_TOKEN, slots) < mask_token_prob)
     inputs = scatter_tokens(ids, positions, torch.full_like(positions, mask_id), hidden)
     return Masked(inputs, positions, is_masked, ids.gather(1, positions))
 
 
-def sample_tokens(logits: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:
+def sample_tokens(
+    logits: Tensor, temperature: float, random: Tensor, excluded: Tensor | None = None
+) -> Tensor:
     """Sample one token per position from softmax(logits / temperature), in fp32.
 
-    Samples a group of tokens, then a token of the group: two random numbers per position. Gumbel
-    noise needs one per token, which takes a tenth of a step's time on a CPU.
+    Samples a group of tokens, then a token of the group: `random` (2, ...) has two numbers per
+    position. Gumbel noise needs one per token, which takes a tenth of a step's time on a CPU.
     """
     logits = logits.detach().float() / temperature
     if excluded is not None:
@@ -102,20 +112,26 @@ def sample_tokens(logits: Tensor, temperature: float, excluded: Tensor | None = 
     probs = logits.softmax(-1)
     size = math.gcd(probs.shape[-1], 1024)
     probs = probs.unflatten(-1, (-1, size))  # (..., groups, tokens of a group)
-    group = sample_categorical(probs.sum(-1))
+    group = sample_categorical(probs.sum(-1), random[0])
     index = group[..., None, None].expand(*group.shape, 1, size)
-    return group * size + sample_categorical(probs.gather(-2, index).squeeze(-2))
+    return group * size + sample_categorical(probs.gather(-2, index).squeeze(-2), random[1])
 
 
-def sample_categorical(weights: Tensor) -> Tensor:
-    """Sample an index for each row, with probabilities in proportion to the weights."""
+def sample_categorical(weights: Tensor, random: Tensor) -> Tensor:
+    """Sample an index for each row of weights, from one random number in [0, 1) each."""
     # A GPU's parallel cumsum need not be monotonic: an entry without weight may lie below its
     # predecessor. Such an entry gets 0, so it is never sampled.
     cdf = torch.where(weights > 0, weights.cumsum(-1), 0.0)
     # A little below 1, so that the product stays below the last entry after rounding
-    random = torch.rand(cdf.shape[:-1], device=cdf.device) * (1 - 2**-22)
-    above = cdf > (random * cdf.amax(-1))[..., None]
+    threshold = random * (1 - 2**-22) * cdf.amax(-1)
+    above = cdf > threshold[..., None]
     return above.int().argmax(-1)  # the first entry above
+
+
+def sampling_numbers(row_keys: Tensor, slots: int) -> Tensor:
+    """Return the random numbers that `sample_tokens` needs, (2, batch, slots)."""
+    purposes = (Purpose.SAMPLE_GROUP, Purpose.SAMPLE_TOKEN)
+    return torch.stack([uniform(row_keys, purpose, slots) for purpose in purposes])
 
 
 def scatter_tokens(ids: Tensor, positions: Tensor, tokens: Tensor, where: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from electra.models.electra import Discriminator, Generator, merge_disentangled
 from electra.models.two_tower import TwoTowerGenerator
 from electra.objectives.batch import Batch
-from electra.objectives.corrupt import Masked, sample_tokens, scatter_tokens
+from electra.objectives.corrupt import Masked, sample_tokens, sampling_numbers, scatter_tokens
 from electra.objectives.objective import (
     LossOutput,
     MetricSums,
@@ -66,7 +66,8 @@ class Electric(Objective):
 
         with torch.no_grad():
             index = masked.positions[..., None].expand(-1, -1, mlm_logits.shape[-1])
-            samples = sample_tokens(mlm_logits.gather(1, index), c.temperature)
+            random = sampling_numbers(batch.row_keys, masked.positions.shape[1])
+            samples = sample_tokens(mlm_logits.gather(1, index), c.temperature, random)
             corrupted = scatter_tokens(ids, masked.positions, samples, masked.is_masked)
             is_noise = scatter_mask(masked, ids.shape[1])
             q = (mlm_logits / c.temperature).log_softmax(-1)

@@ -1,12 +1,12 @@
 """BERT: masked language modelling with new masks at each step (section 3.4)."""
 
-import torch
 from torch import Tensor
 
 from electra.models.electra import Discriminator, Generator
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked, scatter_tokens
 from electra.objectives.objective import LossOutput, MetricSums, Objective, VocabInfo, sum_each
+from electra.objectives.random import Purpose, uniform
 from electra.objectives.settings import ObjectiveConfig
 
 
@@ -28,13 +28,13 @@ class MaskedLanguageModel(Objective):
         masked = super().mask(batch)
         if not c.random_token_prob:
             return masked
-        shape, device = masked.positions.shape, masked.positions.device
+        slots, ids = masked.positions.shape[1], self.ordinary_ids
         visible = masked.is_masked & (masked.inputs.gather(1, masked.positions) != self.mask_id)
-        chosen = visible & (
-            torch.rand(shape, device=device) < c.random_token_prob / (1 - c.mask_token_prob)
-        )
-        random = self.ordinary_ids[torch.randint(len(self.ordinary_ids), shape, device=device)]
-        inputs = scatter_tokens(masked.inputs, masked.positions, random, chosen)
+        share = c.random_token_prob / (1 - c.mask_token_prob)
+        chosen = visible & (uniform(batch.row_keys, Purpose.USE_RANDOM_TOKEN, slots) < share)
+        index = (uniform(batch.row_keys, Purpose.RANDOM_TOKEN, slots) * len(ids)).long()
+        tokens = ids[index.clamp_max(len(ids) - 1)]  # the product may round up
+        inputs = scatter_tokens(masked.inputs, masked.positions, tokens, chosen)
         return masked._replace(inputs=inputs)
 
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> LossOutput:

@@ -9,7 +9,7 @@ from torch import Tensor
 from electra.models.electra import Generator
 from electra.models.frequency_generator import FrequencyGenerator
 from electra.objectives.batch import Batch
-from electra.objectives.corrupt import Masked, sample_tokens
+from electra.objectives.corrupt import Masked, sample_tokens, sampling_numbers
 from electra.objectives.settings import ObjectiveConfig
 
 
@@ -36,7 +36,7 @@ def mlm_output(
     # 2. Masked language modelling loss
     loss = mlm_loss(logits, masked)
     # 3. Sampling
-    samples = sample_replacements(logits, masked, config) if sample else masked.labels
+    samples = sample_replacements(logits, batch, masked, config) if sample else masked.labels
     return MlmOutput(loss, is_correct(logits, masked), samples)
 
 
@@ -48,10 +48,13 @@ def mlm_loss(logits: Tensor, masked: Masked) -> Tensor:
 
 
 @torch.no_grad()
-def sample_replacements(logits: Tensor, masked: Masked, config: ObjectiveConfig) -> Tensor:
+def sample_replacements(
+    logits: Tensor, batch: Batch, masked: Masked, config: ObjectiveConfig
+) -> Tensor:
     """Sample a token for each slot, (batch, slots); no gradient passes the sampling."""
     excluded = masked.labels if config.disallow_correct else None
-    return sample_tokens(logits, config.temperature, excluded)
+    random = sampling_numbers(batch.row_keys, masked.positions.shape[1])
+    return sample_tokens(logits, config.temperature, random, excluded)
 
 
 @torch.no_grad()

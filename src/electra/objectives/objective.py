@@ -11,6 +11,7 @@ from electra.models.frequency_generator import FrequencyGenerator
 from electra.objectives.batch import Batch, unpack
 from electra.objectives.corrupt import Masked, Rate, mask_tokens, scatter_tokens
 from electra.objectives.mlm_output import MlmOutput, mlm_output
+from electra.objectives.random import row_keys
 from electra.objectives.settings import ObjectiveConfig
 
 MetricSums = Mapping[str, float]
@@ -59,6 +60,20 @@ class Objective(nn.Module):
         maskable[list(vocab.special_ids)] = False
         self.maskable: Tensor
         self.register_buffer("maskable", maskable, persistent=False)
+        self.counter: Tensor  # seed, step and first row, on the device: a CUDA graph reads it
+        self.register_buffer("counter", torch.zeros(3, dtype=torch.long), persistent=False)
+
+    def set_seed(self, seed: int) -> None:
+        """Set the seed of masks and samples."""
+        self.counter[0].fill_(seed)
+
+    def set_step(self, step: int, first_row: int = 0) -> None:
+        """Set the step that masks and samples depend on, and the index of the first row.
+
+        With several ranks, `first_row` is the index of this rank's first row in the whole batch.
+        """
+        self.counter[1].fill_(step)
+        self.counter[2].fill_(first_row)
 
     # Stages: only `TwoStage` has more than one.
 
@@ -93,7 +108,8 @@ class Objective(nn.Module):
 
     def unpack(self, rows: Tensor) -> Batch:
         """Turn stored rows into a batch."""
-        return unpack(rows, self.document_start_id)
+        keys = row_keys(self.counter.to(rows.device), len(rows))
+        return unpack(rows, self.document_start_id, keys)
 
     def mask(self, batch: Batch) -> Masked:
         """Choose the positions to mask, for a whole batch before it is split into micro-batches."""
@@ -103,6 +119,7 @@ class Objective(nn.Module):
             batch.attention_mask,
             self.maskable,
             self.mask_id,
+            batch.row_keys,
             rate=self.mask_rate if self.training else c.mask_rate,
             top_rate=c.top_rate,
             mask_token_prob=c.mask_token_prob,

@@ -4,7 +4,6 @@ import importlib.util
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from electra.models.dropout import attend, drop
@@ -16,6 +15,7 @@ from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked, max_masked
 from electra.objectives.mlm_output import MlmOutput
 from electra.objectives.objective import CorruptingObjective, Objective
+from electra.objectives.random import Purpose, row_keys, uniform
 from electra.objectives.rtd import ReplacedTokenDetection
 
 BEGIN = ("mask_batch", "unpack", "mask", "totals")
@@ -80,11 +80,12 @@ def _mask_batch(objective: Objective, rows: Tensor) -> tuple[Batch, Masked, Tens
     if away or isinstance(rate, Tensor) or length > LONGEST:  # a rate that a graph reads
         return Objective.mask_batch(objective, rows)
     slots = max_masked(length, max(rate, c.top_rate), c.mask_count_rounding)
+    keys = row_keys(objective.counter, len(rows))
     ids, segments, attention_mask, *masked, counts = write_exercise(
         rows,
         objective.maskable,
-        torch.rand((len(rows), length), device=rows.device),
-        torch.rand((len(rows), slots), device=rows.device),
+        uniform(keys, Purpose.MASK_POSITION, length),
+        uniform(keys, Purpose.MASK_TOKEN, slots),
         mask_id=objective.mask_id,
         rate=rate,
         shown=c.mask_token_prob,
@@ -92,7 +93,7 @@ def _mask_batch(objective: Objective, rows: Tensor) -> tuple[Batch, Masked, Tens
         ceil=c.mask_count_rounding == "ceil",
     )
     return (
-        Batch(ids, segments, attention_mask, attention_mask),
+        Batch(ids, segments, attention_mask, attention_mask, keys),
         Masked(*masked),
         counts.sum(1).clamp_min(1),
     )

@@ -137,6 +137,7 @@ def train(run: Run, batches: Iterator[Tensor], stop: GracefulStop) -> None:
         if run.objective.update_progress(run.progress):  # a stage with another loss begins
             state.best = {}
         rate = learning_rate(run.objective.stage_progress(run.progress), run.steps, run.optim)
+        run.objective.set_step(state.step)
         meter.add(take(rows, rate))  # tensors, never floats: no hidden wait
         state.step += 1
         state.rows += len(rows)

@@ -207,6 +207,7 @@ def build_objective(config: PretrainConfig, vocab: Vocabulary) -> Objective:
     """The networks with their initial weights, and the loss."""
     ids = VocabInfo(vocab.mask, vocab.special, vocab.absent)
     objective = build(config.objective, config.model, config.generator, ids)
+    objective.set_seed(config.train.seed)
     objective.document_start_id = vocab.cls if config.data.document_mask else None
     return objective
 
