@@ -75,7 +75,7 @@ def test_a_seed_is_the_same_alone_and_in_company(kind, head, made):
     for name, values in own.items():
         np.testing.assert_allclose(all_seeds[1][name], values, atol=1e-3, err_msg=name)
     # And they are not all the same one: neither the heads nor what the encoder has become.
-    shared = state["encoder.layers.1.expand.weight"]
+    shared = state["encoder.layers.1.up_proj.weight"]
     assert (shared[0] - shared[1]).abs().max() > 1e-3
     assert (shared[1] - shared[2]).abs().max() > 1e-3
 
@@ -97,7 +97,7 @@ def test_a_seed_that_breaks_does_not_spoil_the_others(made):
     features, seeds = made("classify", 26), [0, 1]
     networks = [network(seed, "classify") for seed in seeds]
     with torch.no_grad():
-        networks[0].encoder.layers[0].expand.weight[0, 0] = float("nan")
+        networks[0].encoder.layers[0].up_proj.weight[0, 0] = float("nan")
     alone = train([copy.deepcopy(networks[1])], features, "classify", [1], config())
     together = train(networks, features, "classify", seeds, config()).state_dict()
     assert together["head.output.weight"][0].isnan().all()
@@ -145,7 +145,7 @@ def test_each_layer_has_the_rate_of_its_depth(gap, more):
     factor = {id(p): f for group, f in zip(groups, factors, strict=True) for p in group}
     for name, p in model.named_parameters():
         # By hand: the head 1, the layer below it 1/2, and the embeddings below layer 0.
-        steps = {"embeddings": 4, "project": 4, "layers.0": 3, "layers.1": 2, "layers.2": 1}
+        steps = {"embeddings": 4, "embedding_proj": 4, "layers.0": 3, "layers.1": 2, "layers.2": 1}
         below = next((n for start, n in steps.items() if name.startswith(f"encoder.{start}")), 0)
         assert factor[id(p)] == 0.5 ** (below + more if below else 0), name
     listed = [id(p) for group in groups for p in group]
@@ -170,7 +170,7 @@ def test_the_layers_move_at_their_rates(made):
         "encoder.layers.1": 0.8,
         "encoder.layers.0": 0.8**2,
         "encoder.embeddings": 0.8**3,
-        "encoder.project": 0.8**3,
+        "encoder.embedding_proj": 0.8**3,
     }
     assert moved.keys() == wanted.keys()
     for part, factor in wanted.items():

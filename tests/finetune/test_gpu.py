@@ -125,7 +125,7 @@ def test_a_seed_is_the_same_alone_and_in_company(kind, head, made):
     for name, tensor in own.items():
         near = NEAR | {"msg": lambda m, n=name: f"{n}: {m}"}
         torch.testing.assert_close(ours[name][1], tensor[0], **near)
-    first, _, third = ours["encoder.layers.1.expand.weight"]
+    first, _, third = ours["encoder.layers.1.up_proj.weight"]
     assert (first - third).abs().max() > 1e-3  # and they are not all the same one
     if kind in ("classify", "regress", "choice"):
         given = {"pad_id": 0, "device": CUDA, "dtype": torch.float32}

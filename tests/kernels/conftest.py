@@ -8,7 +8,7 @@ import torch
 from electra.device import autocast
 from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
-from electra.objectives import electric, objective
+from electra.objectives import electric, mlm_output
 from electra.objectives.batch import Batch, unpack
 from electra.objectives.kinds import build
 from electra.objectives.objective import Objective, VocabInfo
@@ -160,7 +160,7 @@ def agreed(monkeypatch):
 
         monkeypatch.setattr(vocabulary, "read_logits_", lambda *given: agree(*read_logits_(*given)))
         monkeypatch.setattr(vocabulary, "look", by_tiles)
-        for module in (objective, electric):
+        for module in (mlm_output, electric):
             monkeypatch.setattr(module, "sample_tokens", lambda *_: samples)
 
     return force

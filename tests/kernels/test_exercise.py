@@ -8,16 +8,18 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.kernels.exercise import LONGEST, write_exercise
+from electra.objectives import corrupt
 from electra.objectives.batch import unpack
 from electra.objectives.corrupt import mask_tokens, max_masked
 from electra.objectives.kinds import KINDS
 from electra.objectives.objective import Objective
+from electra.objectives.random import Purpose, row_keys, uniform
 from electra.train.accelerate import use_fused_kernels_
 
 WORDS = 60
 MASK = 4
 NAMES = (
-    *("ids", "segments", "real", "seen", "inputs", "positions", "drawn", "originals"),
+    *("ids", "segments", "real", "seen", "row_keys", "inputs", "positions", "drawn", "originals"),
     "totals",
 )
 
@@ -50,27 +52,29 @@ def table(device):
     return maskable
 
 
-def plain(rows, table, *, rate, top_rate, shown, rounding):
+def plain(rows, table, seed=0, *, rate, top_rate, shown, rounding):
     """What an objective does."""
-    batch = unpack(rows)
-    how = {"rate": rate, "top_rate": top_rate, "shown": shown, "rounding": rounding}
-    masked = mask_tokens(batch.ids, batch.attention_mask, table, MASK, **how)
+    batch = unpack(rows, row_keys=keys_of(rows, seed))
+    how = {"rate": rate, "top_rate": top_rate, "mask_token_prob": shown, "rounding": rounding}
+    masked = mask_tokens(batch.ids, batch.attention_mask, table, MASK, batch.row_keys, **how)
     totals = torch.stack([masked.is_masked.sum(), batch.attention_mask.sum()]).clamp_min(1)
     return *batch, *masked, totals
 
 
-def fused(rows, table, *, rate, top_rate, shown, rounding):
+def fused(rows, table, seed=0, *, rate, top_rate, shown, rounding):
     """The same with the kernel."""
     length = rows.shape[1] - 2
     slots = max_masked(length, max(rate, top_rate), rounding)
-    lottery, luck = (torch.rand((len(rows), n), device=rows.device) for n in (length, slots))
+    keys = keys_of(rows, seed)
+    lottery = corrupt.uniform(keys, Purpose.MASK_POSITION, length)
+    luck = corrupt.uniform(keys, Purpose.MASK_TOKEN, slots)
     found = write_exercise(
         *(rows, table, lottery, luck),
         mask_id=MASK, rate=rate, shown=shown, most=max_masked(length, rate, rounding),
         ceil=rounding == "ceil",
     )  # fmt: skip
     ids, segments, attention_mask, *masked, counts = found
-    return ids, segments, attention_mask, attention_mask, *masked, counts.sum(1).clamp_min(1)
+    return ids, segments, attention_mask, attention_mask, keys, *masked, counts.sum(1).clamp_min(1)
 
 
 def same(found, wanted) -> None:
@@ -83,18 +87,18 @@ def same(found, wanted) -> None:
 def compare(rows, table, seed=0, **how) -> None:
     how = {"rate": 0.15, "top_rate": 0.0, "shown": 0.85, "rounding": "round"} | how
     seed = without_ties(rows, seed)
-    torch.manual_seed(seed)
-    wanted = plain(rows, table, **how)
-    torch.manual_seed(seed)
-    same(fused(rows, table, **how), wanted)
+    same(fused(rows, table, seed, **how), plain(rows, table, seed, **how))
+
+
+def keys_of(rows, seed: int) -> torch.Tensor:
+    return row_keys(torch.tensor([seed, 0, 0], device=rows.device), len(rows))
 
 
 def without_ties(rows, seed: int) -> int:
     """The next seed whose lottery has no number twice: topk may take any of the two."""
-    shape = len(rows), rows.shape[1] - 2
     while True:
-        torch.manual_seed(seed)
-        numbers = (torch.rand(shape, device=rows.device) + 1).sort(1).values
+        numbers = uniform(keys_of(rows, seed), Purpose.MASK_POSITION, rows.shape[1] - 2)
+        numbers = (numbers + 1).sort(1).values
         if (numbers.diff(dim=1) > 0).all():
             return seed
         seed += 1
@@ -131,17 +135,16 @@ def test_what_is_shown(shown, stored, table):
 def test_a_share_as_torch_compares_it(table, device, monkeypatch):
     """0.7 in fp32 is below 0.7: luck of just that shows the token, though it is less in fp64."""
     rows = torch.full((1, 22), 7, dtype=torch.int32, device=device)
-    rand = torch.rand
-    lottery = rand((1, 20), device=device)
+    lottery = torch.rand((1, 20), device=device)
     luck = torch.tensor([[0.7]], device=device).expand(1, 10).contiguous()
     assert luck.double().max() < 0.7
     draws = {20: lottery, 10: luck}
-    monkeypatch.setattr(torch, "rand", lambda shape, **_: draws[shape[1]])
+    monkeypatch.setattr(corrupt, "uniform", lambda keys, purpose, columns: draws[columns])
     how = {"rate": 0.5, "top_rate": 0.0, "shown": 0.7, "rounding": "round"}
     rows[:, -1] = 20
     found = fused(rows, table, **how)
     same(found, plain(rows, table, **how))
-    assert (found[4] != MASK).all()
+    assert (found[5] != MASK).all()
 
 
 def test_slots_for_a_higher_rate(stored, table):
@@ -193,7 +196,7 @@ def test_any_rows(data, table, device):
 
 
 def ask(objective, rows):
-    torch.manual_seed(5)
+    objective.set_step(5)
     batch, masked, totals = objective.mask_batch(rows)
     return *batch, *masked, totals
 
@@ -201,7 +204,7 @@ def ask(objective, rows):
 @pytest.fixture
 def launched(monkeypatch):
     """The calls of the kernel."""
-    from electra.kernels import mask_batch
+    from electra.kernels import exercise
 
     calls = []
 
@@ -209,7 +212,7 @@ def launched(monkeypatch):
         calls.append(settings)
         return write_exercise(*tensors, **settings)
 
-    monkeypatch.setattr(mask_batch, "write_exercise", write)
+    monkeypatch.setattr(exercise, "write_exercise", write)
     return calls
 
 
@@ -226,8 +229,8 @@ def test_of_an_objective(count, mode, make, stored, launched):
     wanted = ask(objective, rows)
     use_fused_kernels_(objective)
     same(ask(objective, rows), wanted)
-    assert [call["rate"] for call in launched] == [objective.rate if mode == "train" else 0.15]
-    assert objective.rate == pytest.approx(0.3)
+    assert [call["rate"] for call in launched] == [objective.mask_rate if mode == "train" else 0.15]
+    assert objective.mask_rate == pytest.approx(0.3)
 
 
 def test_a_batch_without_text(make, stored):
@@ -251,7 +254,7 @@ def test_every_kind(kind, make, stored, launched):
 
 def test_left_out_where_it_is_another_exercise(make, stored, launched):
     rows, repeated, documents = stored(3, 24), make("rtd", mask_sampling="repeated"), make("rtd")
-    documents.start = 2
+    documents.document_start_id = 2
     for objective in (repeated, documents):
         wanted = ask(objective, rows)
         use_fused_kernels_(objective)
@@ -261,7 +264,7 @@ def test_left_out_where_it_is_another_exercise(make, stored, launched):
 
 def test_a_rate_that_a_graph_reads(make, stored, launched):
     rows, objective = stored(3, 24), make("rtd", mask_rate=0.1, mask_rate_end=0.5).train()
-    objective.rate = torch.full((), 0.3, dtype=torch.float64, device=rows.device)
+    objective.mask_rate = torch.full((), 0.3, dtype=torch.float64, device=rows.device)
     wanted = ask(objective, rows)
     use_fused_kernels_(objective)
     same(ask(objective, rows), wanted)

@@ -44,12 +44,12 @@ def compare(text, agreed, ask, near):
         use_fused_kernels_(objective, **how)
         found, grads = ask(objective, batch, masked)
         near(found.loss, wanted.loss, "loss")
-        near(found.sums, wanted.sums, "sums")
+        near(found.metric_sums, wanted.metric_sums, "sums")
         if wanted.corrupted is not None:
             assert torch.equal(found.corrupted, wanted.corrupted)
-        if wanted.scores is not None:
+        if wanted.logits is not None:
             assert torch.equal(found.replaced, wanted.replaced)
-            near(found.scores[wanted.loss_mask], wanted.scores[wanted.loss_mask], "scores", share)
+            near(found.logits[wanted.loss_mask], wanted.logits[wanted.loss_mask], "scores", share)
         assert grads.keys() == expected.keys()
         for name, wanted_grad in expected.items():
             near(grads[name], wanted_grad, name, share)
@@ -205,7 +205,7 @@ def test_padding_changes_nothing(make, text, agreed, ask, near):
     inputs = torch.where(attention_mask, masked.inputs, WORDS - 1)
     after, others = ask(objective, filled, masked._replace(inputs=inputs))
     near(after.loss, before.loss, share=1e-6)
-    near(after.scores[attention_mask], before.scores[attention_mask], share=1e-6)
+    near(after.logits[attention_mask], before.logits[attention_mask], share=1e-6)
     for name, grad in grads.items():
         near(others[name], grad, name, share=2e-6)
 
@@ -228,7 +228,7 @@ def test_documents_in_a_row_as_the_plain_network_sees_them(make, text, ask, agre
     marks = batch.ids.clone()
     marks[:, [30, 31, 100]] = 2
     rows = torch.cat([marks, batch.attention_mask.sum(1)[:, None].repeat(1, 2)], 1)
-    objective.start = 2
+    objective.document_start_id = 2
     batch = objective.unpack(rows)
     assert batch.doc_ids.unique().numel() > 3
     masked = objective.mask(batch)
@@ -237,7 +237,7 @@ def test_documents_in_a_row_as_the_plain_network_sees_them(make, text, ask, agre
     use_fused_kernels_(objective)
     found, others = ask(objective, batch, masked)
     near(found.loss, wanted.loss)
-    near(found.scores[batch.attention_mask], wanted.scores[batch.attention_mask])
+    near(found.logits[batch.attention_mask], wanted.logits[batch.attention_mask])
     for name, grad in grads.items():
         near(others[name], grad, name)
 
@@ -246,14 +246,14 @@ def test_what_the_softmax_of_all_tokens_mlm_says(make, text, normal, near):
     objective, batch = make("all-tokens-mlm"), text(3, 24, WORDS)
     corrupted = torch.where(batch.ids % 2 == 0, batch.ids, batch.ids.roll(1, 1))
     hidden = normal(3, 24, objective.mlm.encoder.config.hidden)
-    wanted = objective.say(hidden, batch, corrupted)
+    wanted = objective.token_log_probs(hidden, batch, corrupted)
     use_fused_kernels_(objective)
-    found = objective.say(hidden, batch, corrupted)
-    near(found.true[batch.attention_mask], wanted.true[batch.attention_mask])
-    near(found.here, wanted.here)
+    found = objective.token_log_probs(hidden, batch, corrupted)
+    near(found.original[batch.attention_mask], wanted.original[batch.attention_mask])
+    near(found.input, wanted.input)
     near(found.best, wanted.best)
-    assert torch.equal(found.word, wanted.word)
-    assert (found.best - found.here).abs().max() > 0.01  # they are not the same
+    assert torch.equal(found.best_token, wanted.best_token)
+    assert (found.best - found.input).abs().max() > 0.01  # they are not the same
 
 
 def test_no_gradient_where_none_is_wanted(make, text):

@@ -31,8 +31,8 @@ def layer(normal, dtype):
     """`layer(64, 256)`: its parameters, by their names."""
 
     def made(width: int, inner: int) -> dict[str, torch.Tensor]:
-        shapes = {"qkv": (3 * width, width), "attended": (width, width)}
-        shapes |= {"expand": (inner, width), "contract": (width, inner)}
+        shapes = {"qkv": (3 * width, width), "out_proj": (width, width)}
+        shapes |= {"up_proj": (inner, width), "down_proj": (width, inner)}
         found = {}
         for name in NAMES:
             part, kind = name.split(".")
@@ -50,13 +50,13 @@ def exact(p, mixed, x, seeds, drop):
     """All that the kernel writes, and the numbers before gelu."""
     p = {name: t.double() for name, t in p.items()}
     width = (x.shape[1],)
-    z = mixed @ p["attended.weight"].t() + p["attended.bias"]
+    z = mixed @ p["out_proj.weight"].t() + p["out_proj.bias"]
     z = z * keep_mask(x.shape, seeds[0], drop) + x
     normal1, scale1 = F.layer_norm(z, width, eps=EPS), (z.var(1, correction=0) + EPS).rsqrt()
     y = normal1 * p["attention_norm.weight"] + p["attention_norm.bias"]
-    inner = y @ p["expand.weight"].t() + p["expand.bias"]
+    inner = y @ p["up_proj.weight"].t() + p["up_proj.bias"]
     active = F.gelu(inner)
-    z = active @ p["contract.weight"].t() + p["contract.bias"]
+    z = active @ p["down_proj.weight"].t() + p["down_proj.bias"]
     z = z * keep_mask(x.shape, seeds[1], drop) + y
     normal2, scale2 = F.layer_norm(z, width, eps=EPS), (z.var(1, correction=0) + EPS).rsqrt()
     out = normal2 * p["output_norm.weight"] + p["output_norm.bias"]
@@ -118,13 +118,13 @@ def test_forth_and_back(rows, width, inner, above, p, dtype, layer, seeds, norma
     sums = norm_sums.sum(1)
     share = share if dtype == torch.float32 else 5 * share  # slopes are bytes
     results = {
-        "x": of_x, "mixed": of_mixed, "inner": of_inner, "expand.bias": gelu_sums.sum(0),
+        "x": of_x, "mixed": of_mixed, "inner": of_inner, "up_proj.bias": gelu_sums.sum(0),
         "attention_norm.weight": sums[0, 0], "attention_norm.bias": sums[0, 1],
-        "attended.bias": sums[0, 2], "output_norm.weight": sums[1, 0],
-        "output_norm.bias": sums[1, 1], "contract.bias": sums[1, 2],
-        "attended.weight": of_attended.double().t() @ mixed.double(),
-        "expand.weight": of_inner.double().t() @ y.double(),
-        "contract.weight": of_outer.double().t() @ active.double(),
+        "out_proj.bias": sums[0, 2], "output_norm.weight": sums[1, 0],
+        "output_norm.bias": sums[1, 1], "down_proj.bias": sums[1, 2],
+        "out_proj.weight": of_attended.double().t() @ mixed.double(),
+        "up_proj.weight": of_inner.double().t() @ y.double(),
+        "down_proj.weight": of_outer.double().t() @ active.double(),
     }  # fmt: skip
     assert results.keys() | {"qkv.weight", "qkv.bias"} == wanted.keys()
     for name, gradient in results.items():

@@ -13,7 +13,7 @@ SHAPES = [(1, 1, 1), (3, 24, 4), (5, 128, 19), (2, 200, 200), (2, 512, 79), (1, 
 
 
 def compare(ids, positions, tokens, where) -> torch.Tensor:
-    wanted = corrupt.put(ids, positions, tokens, where)
+    wanted = corrupt.scatter_tokens(ids, positions, tokens, where)
     found, changed = put(ids, positions, tokens, where)
     assert found.dtype == torch.long
     assert torch.equal(found, wanted)

@@ -67,13 +67,13 @@ def test_what_is_shared():
     generator, discriminator = build_pair(SMALL, GeneratorConfig(width=0.5))
     ours, theirs = generator.encoder, discriminator.encoder
     assert ours.embeddings is theirs.embeddings  # tables and LayerNorm
-    assert ours.project is not theirs.project
+    assert ours.embedding_proj is not theirs.embedding_proj
     assert ours.embeddings.token.weight.shape[1] == 48  # the discriminator's width
 
     generator, discriminator = build_pair(SMALL, GeneratorConfig(width=0.5, tie="none"))
     assert not {*generator.parameters()} & {*discriminator.parameters()}
     assert generator.encoder.embeddings.token.weight.shape[1] == 32  # its own hidden width
-    assert isinstance(generator.encoder.project, torch.nn.Identity)
+    assert isinstance(generator.encoder.embedding_proj, torch.nn.Identity)
 
     generator, discriminator = build_pair(SMALL, GeneratorConfig(width=1, tie="all"))
     assert generator.encoder is discriminator.encoder
@@ -150,7 +150,7 @@ def test_initialisation(std):
     config = EncoderConfig(layers=2, hidden=256, embedding=128, vocab_size=5000, init_std=std)
     generator, discriminator = build_pair(config, GeneratorConfig())
     glorot = {
-        "encoder.project.weight": (6 / (128 + 256)) ** 0.5,
+        "encoder.embedding_proj.weight": (6 / (128 + 256)) ** 0.5,
         "score.weight": (6 / (256 + 1)) ** 0.5,
     }
     for network in (discriminator, generator):
@@ -160,7 +160,7 @@ def test_initialisation(std):
                 assert p.abs().max() <= glorot[name]
                 assert p.abs().max() > 0.9 * glorot[name]
                 assert p.std() == pytest.approx(glorot[name] / 3**0.5, rel=0.15)
-            elif p.ndim == 2 and "project" not in name:
+            elif p.ndim == 2 and "embedding_proj" not in name:
                 assert p.abs().max() <= 2 * std
                 assert p.std() == pytest.approx(0.88 * std, rel=0.1)  # cut at two sigma
             elif "norm" in name and name.endswith("weight"):

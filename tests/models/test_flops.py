@@ -109,7 +109,7 @@ def test_the_rules_by_hand():
 
 
 def objective_of(model: EncoderConfig, generator: GeneratorConfig, kind: Kind = "rtd") -> Objective:
-    ids = VocabInfo(mask=4, special=(0, 1, 2, 3, 4))
+    ids = VocabInfo(mask_id=4, special_ids=(0, 1, 2, 3, 4))
     return build(ObjectiveConfig(kind=kind), model, generator, ids)
 
 

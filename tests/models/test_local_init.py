@@ -10,7 +10,7 @@ from electra.models.local_init import OFFSETS
 
 def attention(encoder: Encoder, layer: int, ids: torch.Tensor) -> torch.Tensor:
     """Mean attention of a layer over rows: (heads, length, length)."""
-    x = encoder.project(encoder.embeddings(ids, torch.zeros_like(ids)))
+    x = encoder.embedding_proj(encoder.embeddings(ids, torch.zeros_like(ids)))
     weights = encoder.layers[layer].qkv(x).view(*ids.shape, 3, encoder.config.head_count, -1)
     q, k, _ = weights.permute(2, 0, 3, 1, 4)
     return (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1).mean(0)

@@ -5,9 +5,10 @@ import torch
 
 from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
-from electra.objectives.batch import unpack
+from electra.objectives.batch import Batch, unpack
 from electra.objectives.kinds import build
 from electra.objectives.objective import VocabInfo
+from electra.objectives.random import row_keys
 from electra.objectives.settings import ObjectiveConfig
 
 VOCAB = 60
@@ -57,15 +58,27 @@ def ask():
 
     def asked(objective, batch, seed=3):
         torch.manual_seed(seed)
+        batch = batch._replace(row_keys=row_keys(torch.tensor([seed, 0, 0]), len(batch.ids)))
         masked = objective.mask(batch)
         outcome = objective(batch, masked, objective.totals(batch, masked))
         return (
             masked,
             outcome,
-            dict(zip(objective.metric_names, outcome.sums.tolist(), strict=True)),
+            dict(zip(objective.metric_names, outcome.metric_sums.tolist(), strict=True)),
         )
 
     return asked
+
+
+@pytest.fixture
+def repeat():
+    """`repeat(batch, 100)`: the rows many times, each with random numbers of its own."""
+
+    def repeated(batch, times, seed=0):
+        fields = [t.repeat(times, 1) for t in batch[:4]]
+        return Batch(*fields, row_keys(torch.tensor([seed, 0, 0]), times * len(batch.ids)))
+
+    return repeated
 
 
 @pytest.fixture

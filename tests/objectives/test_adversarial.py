@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from electra.objectives.batch import Batch
-from electra.objectives.corrupt import Masked, put
+from electra.objectives.corrupt import Masked, scatter_tokens
 
 WORDS = range(5, 10)
+
+
+def fresh_keys(rows: int) -> torch.Tensor:
+    return torch.randint(2**62, (rows,))
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ def five_words(make):
             objective.discriminator.score.bias -= verdicts.mean()  # of different opinions
         ids = torch.tensor([[2, 5, 7, 9, 6, 3]])
         attention_mask = torch.ones_like(ids).bool()
-        batch = Batch(ids, torch.zeros_like(ids), attention_mask, attention_mask)
+        batch = Batch(ids, torch.zeros_like(ids), attention_mask, attention_mask, fresh_keys(1))
         masked = Masked(
             torch.tensor([[2, 5, 4, 9, 6, 3]]),
             torch.tensor([[2]]),
@@ -58,7 +62,7 @@ def exact_gradient(objective, batch, masked) -> dict[str, torch.Tensor]:
     chances = scores.softmax(0)
     expected = 0.0
     for word in WORDS:
-        text = put(batch.ids, masked.positions, torch.tensor([[word]]), masked.is_masked)
+        text = scatter_tokens(batch.ids, masked.positions, torch.tensor([[word]]), masked.is_masked)
         score = objective.discriminator(text, batch.segments, batch.attention_mask)[0, 2].item()
         wrong = -score if word != 7 else score  # R = -log of the chance of the right verdict
         expected = expected + chances[word] * math.log1p(math.exp(wrong))
@@ -74,12 +78,13 @@ def test_the_estimate_agrees_with_the_exact_gradient(settings, five_words):
     """60 estimates of 400 samples each; every parameter within five standard errors."""
     objective, batch, masked = five_words(**settings)
     exact = exact_gradient(objective, batch, masked)
-    many = Batch(*(t.expand(400, -1) for t in batch))
+    many = Batch(*(t.expand(400, -1) for t in batch[:4]), fresh_keys(400))
     is_masked = Masked(*(t.expand(400, -1) for t in masked))
     estimates = {name: [] for name in exact}
     torch.manual_seed(5)
     for _ in range(60):
         objective.zero_grad()
+        many = many._replace(row_keys=fresh_keys(400))
         objective(many, is_masked, objective.totals(many, is_masked)).loss.backward()
         for name, p in objective.generator.named_parameters():
             estimates[name].append(p.grad.clone())
@@ -95,11 +100,11 @@ def test_the_estimate_agrees_with_the_exact_gradient(settings, five_words):
 
 def test_the_baseline_makes_the_estimate_steadier(five_words):
     objective, batch, masked = five_words()
-    many = Batch(*(t.expand(2000, -1) for t in batch))
+    many = Batch(*(t.expand(2000, -1) for t in batch[:4]), fresh_keys(2000))
     is_masked = Masked(*(t.expand(2000, -1) for t in masked))
 
     outcome = objective(many, is_masked, objective.totals(many, is_masked))
-    reward = outcome.sums[objective.metric_names.index("reward")].item() / 2000
+    reward = outcome.metric_sums[objective.metric_names.index("reward")].item() / 2000
     inputs = (masked.inputs, batch.segments, batch.attention_mask, masked.positions)
     state = objective.generator.states(*inputs)[0, 0].detach()
 
@@ -108,13 +113,14 @@ def test_the_baseline_makes_the_estimate_steadier(five_words):
         with torch.no_grad():
             logit = -math.log(math.expm1(baseline))
             objective.baseline.weight.copy_(logit * state / state.square().sum())
-        doc_ids = []
+        grads = []
         for seed in range(30):
             torch.manual_seed(seed)
             objective.zero_grad()
-            objective(many, is_masked, objective.totals(many, is_masked)).loss.backward()
-            doc_ids.append(objective.generator.bias.grad.clone())
-        return torch.stack(doc_ids).std(0).norm().item()
+            fresh = many._replace(row_keys=fresh_keys(2000))
+            objective(fresh, is_masked, objective.totals(fresh, is_masked)).loss.backward()
+            grads.append(objective.generator.bias.grad.clone())
+        return torch.stack(grads).std(0).norm().item()
 
     assert spread(reward) < 0.5 * spread(reward + 4)
 
@@ -166,7 +172,7 @@ def test_who_is_taught(make, batch, reached):
 def test_the_baseline_does_not_teach_the_generator(make, batch, reached, monkeypatch):
     """With the samples' chances taken out, its own loss is all that the generator's part has."""
     objective = make("adversarial", generator={"tie": "none"}, discriminator_weight=0.0)
-    monkeypatch.setattr(objective, "log_chance", lambda logits, *_: logits[..., 0].detach())
+    monkeypatch.setattr(objective, "log_prob", lambda logits, *_: logits[..., 0].detach())
     assert reached(objective, batch) == {"baseline.weight"}
     assert objective.unigram_loss(3.0) == math.inf
 
@@ -174,7 +180,7 @@ def test_the_baseline_does_not_teach_the_generator(make, batch, reached, monkeyp
 def test_the_generator_learns_to_mislead(five_words):
     """Some hundred steps against a discriminator that stays as it is."""
     objective, batch, masked = five_words()
-    many = Batch(*(t.expand(64, -1) for t in batch))
+    many = Batch(*(t.expand(64, -1) for t in batch[:4]), fresh_keys(64))
     is_masked = Masked(*(t.expand(64, -1) for t in masked))
     learning = [*objective.generator.parameters(), *objective.baseline.parameters()]
     optimizer = torch.optim.Adam(learning, lr=3e-3)
@@ -182,9 +188,10 @@ def test_the_generator_learns_to_mislead(five_words):
     torch.manual_seed(0)
     rewards = []
     for _ in range(150):
+        many = many._replace(row_keys=fresh_keys(64))
         outcome = objective(many, is_masked, objective.totals(many, is_masked))
         optimizer.zero_grad()
         outcome.loss.backward()
         optimizer.step()
-        rewards.append(outcome.sums[place].item() / 64)
+        rewards.append(outcome.metric_sums[place].item() / 64)
     assert sum(rewards[-20:]) > 1.2 * sum(rewards[:20])

@@ -10,15 +10,20 @@ from electra.objectives.corrupt import (
     mask_counts,
     mask_tokens,
     max_masked,
-    put,
     sample_positions,
     sample_tokens,
+    scatter_tokens,
 )
+from electra.objectives.random import row_keys
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 SPECIAL = (PAD, CLS, SEP, MASK)
 MASKABLE = torch.ones(50, dtype=torch.bool)
 MASKABLE[list(SPECIAL)] = False
+
+
+def keys(rows: int, seed: int = 0):
+    return row_keys(torch.tensor([seed, 0, 0]), rows)
 
 
 def rows(batch: int, length: int, seed: int):
@@ -36,7 +41,9 @@ def rows(batch: int, length: int, seed: int):
 @pytest.mark.parametrize("rounding", ["round", "ceil"])
 def test_nearly_everything_can_be_masked(rounding):
     ids, attention_mask = rows(2, 512, seed=0)
-    m = mask_tokens(ids, attention_mask, MASKABLE, MASK, rate=0.999, rounding=rounding)
+    m = mask_tokens(
+        ids, attention_mask, MASKABLE, MASK, keys(len(ids)), rate=0.999, rounding=rounding
+    )
     assert m.positions.shape == (2, 512)
     assert (m.is_masked.sum(1) == (attention_mask & MASKABLE[ids]).sum(1)).all()
 
@@ -53,7 +60,16 @@ def test_nearly_everything_can_be_masked(rounding):
 def test_masking(batch, length, seed, rate, rounding, draw):
     ids, attention_mask = rows(batch, length, seed)
     torch.manual_seed(seed)
-    m = mask_tokens(ids, attention_mask, MASKABLE, MASK, rate=rate, rounding=rounding, draw=draw)
+    m = mask_tokens(
+        ids,
+        attention_mask,
+        MASKABLE,
+        MASK,
+        keys(len(ids)),
+        rate=rate,
+        rounding=rounding,
+        sampling=draw,
+    )
     slots = max_masked(length, rate, rounding)
     assert m.positions.shape == m.is_masked.shape == m.labels.shape == (batch, slots)
     for row in range(batch):
@@ -103,7 +119,11 @@ def test_a_rate_that_a_graph_reads_gives_the_same_masks():
         found = []
         for share in (rate, torch.tensor(rate, dtype=torch.float64)):
             torch.manual_seed(0)
-            found.append(mask_tokens(ids, attention_mask, MASKABLE, MASK, rate=share, top_rate=0.3))
+            found.append(
+                mask_tokens(
+                    ids, attention_mask, MASKABLE, MASK, keys(len(ids)), rate=share, top_rate=0.3
+                )
+            )
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
@@ -112,7 +132,7 @@ def test_a_rate_below_the_highest_masks_as_many_as_it_would_alone():
         ids, attention_mask = torch.full((1, length), 9), torch.ones(1, length, dtype=torch.bool)
         alone, below = (
             mask_tokens(
-                ids, attention_mask, MASKABLE, MASK, rate=0.15, top_rate=top
+                ids, attention_mask, MASKABLE, MASK, keys(len(ids)), rate=0.15, top_rate=top
             ).is_masked.sum()
             for top in (0.0, 0.5)
         )
@@ -123,7 +143,7 @@ def test_85_percent_are_shown_as_mask():
     torch.manual_seed(0)
     ids = torch.randint(5, 50, (2000, 128))
     attention_mask = torch.ones_like(ids, dtype=torch.bool)
-    m = mask_tokens(ids, attention_mask, MASKABLE, MASK, rate=0.15)
+    m = mask_tokens(ids, attention_mask, MASKABLE, MASK, keys(len(ids)), rate=0.15)
     shown = (m.inputs == MASK).sum() / m.is_masked.sum()
     assert shown.item() == pytest.approx(0.85, abs=0.005)  # 38,000 draws: sigma 0.0018
     assert (m.inputs != ids).sum() == (m.inputs == MASK).sum()
@@ -133,18 +153,18 @@ def test_each_position_is_as_likely_and_draws_differ_between_rows_and_calls():
     torch.manual_seed(0)
     candidates = torch.ones(4000, 20, dtype=torch.bool)
     candidates[:, 0] = False
-    first = sample_positions(candidates, 3, "distinct")
+    first = sample_positions(candidates, 3, "distinct", keys(4000))
     counts = torch.bincount(first.flatten(), minlength=20)
     assert counts[0] == 0
     assert counts[1:].float() == pytest.approx(4000 * 3 / 19, abs=120)  # five sigma
-    assert not torch.equal(first, sample_positions(candidates, 3, "distinct"))
+    assert not torch.equal(first, sample_positions(candidates, 3, "distinct", keys(4000, seed=1)))
     assert len({tuple(sorted(r)) for r in first.tolist()}) > 500
 
 
 def test_with_replacement_masks_fewer_tokens():
     torch.manual_seed(0)
     candidates = torch.ones(2000, 128, dtype=torch.bool)
-    is_masked = sample_positions(candidates, 19, "repeated")
+    is_masked = sample_positions(candidates, 19, "repeated", keys(2000))
     distinct = sum(len(set(row)) for row in is_masked.tolist()) / 2000
     assert distinct == pytest.approx(17.7, abs=0.15)  # 13.8 % of 128, the released code's rate
 
@@ -152,14 +172,14 @@ def test_with_replacement_masks_fewer_tokens():
 def test_a_row_without_candidates_is_left_alone():
     ids = torch.tensor([[CLS, SEP, PAD, PAD], [CLS, 9, 9, SEP]])
     for draw in ("distinct", "repeated"):
-        m = mask_tokens(ids, ids != PAD, MASKABLE, MASK, rate=0.5, draw=draw)
+        m = mask_tokens(ids, ids != PAD, MASKABLE, MASK, keys(len(ids)), rate=0.5, sampling=draw)
         assert m.is_masked.sum(1).tolist() == [0, 2]
         assert torch.equal(m.inputs[0], ids[0])
 
 
 def test_unknown_words_are_maskable_as_in_the_original():
     ids = torch.full((4, 16), UNK)
-    m = mask_tokens(ids, torch.ones_like(ids).bool(), MASKABLE, MASK, rate=0.25)
+    m = mask_tokens(ids, torch.ones_like(ids).bool(), MASKABLE, MASK, keys(len(ids)), rate=0.25)
     assert m.is_masked.all()
 
 
@@ -169,7 +189,9 @@ def test_samples_of_many_words_follow_the_softmax(words):
     torch.manual_seed(0)
     logits = 3 * torch.randn(words)
     logits[::7] = float("-inf")
-    found = torch.bincount(sample_tokens(logits.expand(20_000, words), 1.0), minlength=words)
+    found = torch.bincount(
+        sample_tokens(logits.expand(20_000, words), 1.0, torch.rand(2, 20_000)), minlength=words
+    )
     assert len(found) == words
     expected = 20_000 * logits.softmax(0)
     assert found[expected == 0].sum() == 0
@@ -187,7 +209,9 @@ def test_samples_follow_the_softmax(temperature):
     torch.manual_seed(0)
     logits = torch.randn(8) * 2
     draws = 40_000
-    found = torch.bincount(sample_tokens(logits.expand(draws, 8), temperature), minlength=8)
+    found = torch.bincount(
+        sample_tokens(logits.expand(draws, 8), temperature, torch.rand(2, draws)), minlength=8
+    )
     expected = (logits / temperature).softmax(0) * draws
     assert chisquare(found, expected.double() / expected.double().sum() * draws).pvalue > 1e-4
 
@@ -197,7 +221,7 @@ def test_samples_of_half_precision_logits_are_drawn_in_fp32():
     torch.manual_seed(0)
     logits = torch.zeros(20_000, 1000)
     logits[:, 0] = 9.0  # the others share 11 %
-    found = sample_tokens(logits.bfloat16(), 1.0)
+    found = sample_tokens(logits.bfloat16(), 1.0, torch.rand(2, 20_000))
     assert (found != 0).float().mean().item() == pytest.approx(0.1098, abs=0.012)
     assert len(found.unique()) > 700
 
@@ -206,24 +230,23 @@ def test_the_true_token_can_be_excluded():
     logits = torch.zeros(5000, 4)
     logits[:, 2] = 20
     true = torch.full((5000,), 2)
-    assert (sample_tokens(logits, 1.0) == 2).float().mean() > 0.99
-    assert not (sample_tokens(logits, 1.0, excluded=true) == 2).any()
+    assert (sample_tokens(logits, 1.0, torch.rand(2, 5000)) == 2).float().mean() > 0.99
+    assert not (sample_tokens(logits, 1.0, torch.rand(2, 5000), excluded=true) == 2).any()
 
 
 def test_no_gradient_and_never_an_id_of_probability_zero():
     logits = torch.zeros(1000, 6, requires_grad=True)
     masked = logits.masked_fill(torch.tensor([0, 0, 0, 0, 1, 1]).bool(), float("-inf"))
-    samples = sample_tokens(masked, 1.0)
+    samples = sample_tokens(masked, 1.0, torch.rand(2, 1000))
     assert not samples.requires_grad
     assert samples.max() == 3
 
 
-def test_the_largest_and_the_smallest_random_number_hit_a_weight(monkeypatch):
+def test_the_largest_and_the_smallest_random_number_hit_a_weight():
     weights = torch.rand(5000, 7) * (torch.rand(5000, 7) < 0.7)
     weights[:, 3] += 1e-3
     for height in (0.0, 1 - 2**-24):
-        monkeypatch.setattr(torch, "rand", lambda *_, height=height, **__: torch.tensor(height))
-        found = corrupt.draw(weights)
+        found = corrupt.sample_categorical(weights, torch.full((5000,), height))
         assert (weights.gather(1, found[:, None]) > 0).all()
 
 
@@ -234,8 +257,7 @@ def test_only_what_has_weight_is_drawn_where_sums_do_not_ascend(monkeypatch):
     ladder = torch.tensor([0.5, 0.5 - little, 1.0, 1.0 - 8 * little, 1.0 + 8 * little])
     monkeypatch.setattr(torch.Tensor, "cumsum", lambda *_: ladder)
     for height in (0.0, 0.5 - little / 2, 1 - 4 * little, 1 - 2**-24):
-        monkeypatch.setattr(torch, "rand", lambda *_, height=height, **__: torch.tensor(height))
-        assert weights[corrupt.draw(weights)] > 0
+        assert weights[corrupt.sample_categorical(weights, torch.tensor(height))] > 0
 
 
 @pytest.mark.gpu
@@ -244,7 +266,7 @@ def test_only_what_has_weight_is_drawn_on_a_gpu():
     weights = (3 * torch.randn(20_000, 128, device="cuda")).exp()
     weights[:, 100:], weights[:, 40:50] = 0, 0
     for _ in range(50):
-        found = corrupt.draw(weights)
+        found = corrupt.sample_categorical(weights, torch.rand(20_000, device="cuda"))
         assert (weights.gather(1, found[:, None]) > 0).all()
 
 
@@ -252,4 +274,6 @@ def test_put_takes_the_larger_of_two():
     ids = torch.tensor([[1, 2, 3]])
     positions = torch.tensor([[1, 1, 0]])
     tokens = torch.tensor([[7, 9, 5]])
-    assert put(ids, positions, tokens, torch.tensor([[True, True, False]])).tolist() == [[1, 9, 3]]
+    assert scatter_tokens(ids, positions, tokens, torch.tensor([[True, True, False]])).tolist() == [
+        [1, 9, 3]
+    ]

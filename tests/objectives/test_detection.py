@@ -102,7 +102,7 @@ def test_the_first_stage_teaches_the_generator_alone(make, batch, reached, ask):
     figures = objective.compute_metrics(sums)
     assert figures["loss"] == figures["mlm_loss"] == pytest.approx(outcome.loss.item(), rel=1e-5)
     assert not {"recall", "detection_loss", "replaced_rate"} & figures.keys()
-    assert outcome.scores is None
+    assert outcome.logits is None
 
 
 def test_the_second_stage_starts_from_the_generator_and_freezes_it(make, batch, reached, ask):
@@ -204,27 +204,32 @@ def test_gdes_with_another_vocabulary():
     assert merge_disentangled(pair[1]).encoder.embeddings.token.weight.shape[0] == 320
 
 
-def test_unigram_samples_follow_the_frequencies(make, batch):
+def test_unigram_samples_follow_the_frequencies(make, batch, repeat):
     """Some 50,000 draws; special tokens and holes of the vocabulary are never among them."""
     absent = (50, 51)
     objective = make("rtd", generator={"kind": "unigram"}, absent=absent)
     counts = torch.zeros(64, dtype=torch.float64)
     counts[:60] = torch.rand(60, dtype=torch.float64) ** 3 * 1e5
     objective.generator.set_counts(counts)
-    big = type(batch)(*(t.repeat(1500, 1) for t in batch))
+    big = repeat(batch, 1500)
     masked = objective.mask(big)
-    is_masked = torch.bincount(objective.run_generator(big, masked).samples.flatten(), minlength=64)
+    is_masked = torch.bincount(
+        objective.run_mlm(
+            objective.generator, masked.inputs, big, masked, sample=True
+        ).samples.flatten(),
+        minlength=64,
+    )
     words = [i for i in range(60) if i not in (0, 2, 3, 4, *absent)]
     assert is_masked.sum() == is_masked[words].sum() > 50_000
     expected = counts[words] / counts[words].sum() * is_masked.sum()
     assert chisquare(is_masked[words], expected).pvalue > 1e-4
 
 
-def test_uniform_samples_are_uniform(make, batch):
+def test_uniform_samples_are_uniform(make, batch, repeat):
     objective = make("rtd", generator={"kind": "uniform"})
-    big = type(batch)(*(t.repeat(300, 1) for t in batch))
+    big = repeat(batch, 300)
     masked = objective.mask(big)
-    guesses = objective.run_generator(big, masked)
+    guesses = objective.run_mlm(objective.generator, masked.inputs, big, masked, sample=True)
     is_masked = torch.bincount(guesses.samples.flatten(), minlength=64)
     words = [i for i in range(60) if i not in (0, 2, 3, 4)]
     assert is_masked.sum() == is_masked[words].sum()
@@ -247,7 +252,7 @@ def test_a_word_that_was_never_counted_costs_much_but_not_everything(make, batch
 def test_slots_that_a_short_row_does_not_use_cost_nothing(make, ask):
     """They hold whatever is left: a [CLS] has no probability, and 0 x infinity is no number."""
     ids = torch.tensor([[2, 9, 3, 0, 0, 0, 0, 0], [2, 5, 6, 7, 8, 9, 10, 3]])
-    batch = Batch(ids, torch.zeros_like(ids), ids != 0, ids != 0)
+    batch = Batch(ids, torch.zeros_like(ids), ids != 0, ids != 0, torch.arange(2))
     objective = make("rtd", generator={"kind": "uniform"}, mask_rate=0.5)
     masked, outcome, sums = ask(objective, batch)
     assert not masked.is_masked[0].all()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from electra.hub.inference import score_sentences
-from electra.objectives.electric import prior
+from electra.objectives.electric import prior_logit
 from electra.train.pretrain import start
 
 
@@ -59,7 +59,7 @@ def test_the_loss_against_the_formula(make, batch, ask):
             is_noise = k * q / ((n - k) * p + k * q)
             nce.append(-math.log(is_noise if place in noise else 1 - is_noise))
             expected = math.log(is_noise / (1 - is_noise))
-            assert outcome.scores[row, place].item() == pytest.approx(expected, abs=1e-3)
+            assert outcome.logits[row, place].item() == pytest.approx(expected, abs=1e-3)
             assert bool(outcome.replaced[row, place]) == (place in noise)  # also a true sample
     expected = 0.6 * sum(cloze) / len(cloze) + 7 * sum(nce) / len(nce)
     assert outcome.loss.item() == pytest.approx(expected, rel=1e-5)
@@ -79,14 +79,14 @@ def test_noise_that_is_the_true_token_is_noise(make, batch, ask):
     )
     assert torch.equal(outcome.replaced.sum(1), masked.is_masked.sum(1))
     assert (outcome.replaced.sum(1) > 0).all()
-    right = torch.where(outcome.replaced, outcome.scores, -outcome.scores).sigmoid()
+    right = torch.where(outcome.replaced, outcome.logits, -outcome.logits).sigmoid()
     assert sums["detection_loss"] == pytest.approx(-right.log()[outcome.loss_mask].sum().item())
 
 
 def test_the_odds_before_anything_is_read():
     noise = torch.tensor([[True, True, False, False, False], [True, False, False, False, False]])
     words = torch.tensor([[True, True, True, True, True], [True, False, False, False, False]])
-    assert prior(noise, words).flatten().tolist() == pytest.approx([math.log(2 / 3), 0.0])
+    assert prior_logit(noise, words).flatten().tolist() == pytest.approx([math.log(2 / 3), 0.0])
 
 
 def test_the_right_energies_are_where_the_loss_is_least():

@@ -155,7 +155,7 @@ def test_accumulated_gradients_are_those_of_the_batch(kind, stage, make, batch):
     whole = {n: p.grad.clone() for n, p in objective.named_parameters() if p.grad is not None}
     objective.zero_grad()
     for part in zip(*(t.split(2) for t in (*batch, *masked)), strict=True):
-        objective(Batch(*part[:4]), Masked(*part[4:]), totals).loss.backward()
+        objective(Batch(*part[:5]), Masked(*part[5:]), totals).loss.backward()
     for name, p in objective.named_parameters():
         assert (p.grad is None) == (name not in whole), name
         if p.grad is not None:
@@ -171,7 +171,7 @@ def test_padding_changes_nothing(kind, make, batch, ask):
     other = batch._replace(ids=torch.where(batch.attention_mask, batch.ids, 7))
     after = ask(objective, other)[1]
     assert after.loss.item() == pytest.approx(before.loss.item(), rel=1e-5)
-    torch.testing.assert_close(after.sums, before.sums, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(after.metric_sums, before.metric_sums, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -222,5 +222,5 @@ def test_a_sample_is_the_true_token_or_a_replacement(kind, make, batch, ask):
     with torch.no_grad():
         objective.generator.bias[9] += 4  # often this token, which is mostly the true one
     _, _, sums = ask(objective, batch._replace(ids=torch.where(batch.ids > 4, 9, batch.ids)))
-    assert min(sums["sampled_true"], sums["replaced"]) > 0
-    assert sums["sampled_true"] + sums["replaced"] == sums["masked"]
+    assert min(sums["sampled_correct"], sums["replaced"]) > 0
+    assert sums["sampled_correct"] + sums["replaced"] == sums["masked"]

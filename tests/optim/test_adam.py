@@ -115,7 +115,7 @@ def test_other_devices_compute_the_same(monkeypatch):
             plain[key].grad = p.grad.clone()
         one = optimizers[0].step(1e-2)
         with monkeypatch.context() as patch:
-            patch.setattr(adam, "fused", adam.written_out)
+            patch.setattr(adam, "fused_update", adam.foreach_update)
             two = optimizers[1].step(torch.tensor(1e-2, dtype=torch.float64))
         assert torch.equal(one, two)
     for key, p in fused.items():

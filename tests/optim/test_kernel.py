@@ -27,7 +27,7 @@ SHAPES = {
 def device(device, monkeypatch) -> torch.device:
     """On the CPU, too, the step goes through the kernels."""
     if device.type == "cpu":
-        monkeypatch.setattr(PaperAdam, "fits", lambda self: True)
+        monkeypatch.setattr(PaperAdam, "supports_kernels", lambda self: True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return device
 
@@ -167,7 +167,7 @@ def test_a_capture_learns_afterwards_where_its_gradients_are(device, monkeypatch
     assert optimizer.chunks is warm
     assert torch.equal(warm.table, table)  # a capture copies nothing
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    assert optimizer.settle() is warm
+    assert optimizer.finish_capture() is warm
     assert held  # what the warm-up's table pointed to was there until now
     for p in params.values():
         for moment in optimizer.moments(p).values():
@@ -192,22 +192,22 @@ def test_a_capture_with_other_parameters_is_refused(device, monkeypatch):
 
 def test_where_they_do_not_fit_the_step_is_the_other():
     params, optimizer = made("cpu")
-    assert not optimizer.fits()
+    assert not optimizer.supports_kernels()
     take(params, optimizer, gradients(0), torch.tensor(1e-2))
     assert optimizer.chunks is None
-    assert optimizer.settle() is None
+    assert optimizer.finish_capture() is None
 
 
 @pytest.mark.gpu
 def test_which_fit():
     _, optimizer = made("cuda")
-    assert optimizer.fits()
+    assert optimizer.supports_kernels()
     optimizer.param_groups[1]["eps"] = 1e-3
-    assert not optimizer.fits()
-    assert not made("cuda", kernels=False)[1].fits()
-    assert not made("cuda", torch.float64)[1].fits()
+    assert not optimizer.supports_kernels()
+    assert not made("cuda", kernels=False)[1].supports_kernels()
+    assert not made("cuda", torch.float64)[1].supports_kernels()
     part = torch.nn.Parameter(torch.zeros(9, device="cuda")[1:])
-    assert not PaperAdam([{"params": [part]}]).fits()
+    assert not PaperAdam([{"params": [part]}]).supports_kernels()
 
 
 @pytest.mark.gpu
@@ -240,7 +240,7 @@ def test_two_graphs_of_one_pool():
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=side):
             norm = step(names)
-        graphs.append((graph, norm, optimizer.settle()))
+        graphs.append((graph, norm, optimizer.finish_capture()))
     gc.collect()
     for k, p in params.items():
         assert torch.equal(p, before[k])

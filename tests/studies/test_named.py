@@ -63,7 +63,7 @@ def test_the_networks_of_each_arm_can_be_built(name):
     _, found = configs(name, "tiny")
     for _, config in found.values():
         model = replace(config.model, vocab_size=64)
-        ids = VocabInfo(mask=4, special=(0, 2, 3, 4))
+        ids = VocabInfo(mask_id=4, special_ids=(0, 2, 3, 4))
         assert build(config.objective, model, config.generator, ids).networks()
 
 

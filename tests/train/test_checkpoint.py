@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from electra.errors import UserError
+from electra.models.encoder import RENAMED_PARAMETERS
 from electra.text.shards import Shards
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
 from electra.train import checkpoint
@@ -175,7 +176,7 @@ def test_transformers_loads_both_folders_with_equal_logits(finished, data_folder
 
     objective = restored(finished)
     rows = Shards.open(data_folder).gather("held_out", torch.arange(12).numpy())
-    ids, segments, original, _ = unpack(torch.from_numpy(rows))
+    ids, segments, original, *_ = unpack(torch.from_numpy(rows))
     assert not original.all()  # padding and
     assert segments.any()  # second segments are part of it
     given = {"input_ids": ids, "token_type_ids": segments, "attention_mask": original.long()}
@@ -279,3 +280,23 @@ def test_what_a_killed_process_left_is_cleaned(finished, tmp_path):
     (last.parent / ".step-00000030.partial" / "generator").mkdir(parents=True)
     checkpoint.clean(out)
     assert sorted(p.name for p in last.parent.iterdir()) == ["step-00000010", "step-00000020"]
+
+
+def test_a_checkpoint_with_old_parameter_names_restores(tiny, tmp_path, console):
+    out = tmp_path / "run"
+    start(tiny, out, console)
+    expected = restored(out).state_dict()
+    last = checkpoint.checkpoints(out)[-1]
+    old_names = {new: old for old, new in RENAMED_PARAMETERS.items()}
+    renamed = set()
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        stored = {}
+        for name, tensor in load_file(last / file).items():
+            parts = name.split(".")
+            renamed |= old_names.keys() & set(parts)
+            stored[".".join(old_names.get(part, part) for part in parts)] = tensor
+        save_file(stored, last / file)
+    assert renamed == old_names.keys()
+    found = restored(out).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert resume(out, console) == 0  # reads the optimizer's moments, too

@@ -30,15 +30,15 @@ class FakeGraph:
     def capture(self, rows, rate, sums) -> None:
         objective = self.step.objective
         self.call, self.sums = (rows, rate), sums
-        self.stage, self.mask_rate = objective.in_second_stage, objective.rate
+        self.stage, self.mask_rate = objective.in_second_stage, objective.mask_rate
 
     def replay(self) -> None:
         objective = self.step.objective
         assert objective.in_second_stage == self.stage
-        now, moves = objective.rate, isinstance(self.mask_rate, torch.Tensor)
-        objective.rate = self.mask_rate if moves else now
+        now, moves = objective.mask_rate, isinstance(self.mask_rate, torch.Tensor)
+        objective.mask_rate = self.mask_rate if moves else now
         self.sums.copy_(self.step(*self.call))
-        objective.rate = now
+        objective.mask_rate = now
 
 
 @pytest.fixture
@@ -109,11 +109,11 @@ def test_the_capture_changes_nothing(name, tiny, make_step, capture):
         *(m for p in objective.parameters() for m in step.optimizer.moments(p).values()),
     ]
     before = [t.detach().clone() for t in held]
-    rate, second = objective.rate, objective.in_second_stage
+    rate, second = objective.mask_rate, objective.in_second_stage
     capture(step, rows[0])
     for tensor, value in zip(held, before, strict=True):
         assert torch.equal(tensor, value)
-    assert (objective.rate, objective.in_second_stage) == (rate, second)
+    assert (objective.mask_rate, objective.in_second_stage) == (rate, second)
     assert all(p.grad is None for p in objective.parameters())
 
 
@@ -139,7 +139,7 @@ def test_optimizer_tables_live_as_long_as_the_graph(
         return table
 
     monkeypatch.setattr(FakeGraph, "capture", record_capture)
-    monkeypatch.setattr(PaperAdam, "settle", settle)
+    monkeypatch.setattr(PaperAdam, "finish_capture", settle)
     step, rows = make_step(override(tiny, SETTINGS[name]))
     replay = capture(step, rows[0])
     gc.collect()

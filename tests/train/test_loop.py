@@ -406,3 +406,18 @@ def test_what_is_shown_unmasked_costs_the_generator_nothing(tiny, tmp_path, cons
         with opening as run:
             found.append(run.health.frequency_loss)
     assert found[1] == pytest.approx(found[0] / 2)
+
+
+def test_each_step_has_its_own_masks(tiny, with_train, tmp_path, console, monkeypatch):
+    """Masks depend on seed and step alone."""
+    counters = []
+    original = Step.__call__
+
+    def call(step, *arguments):
+        counters.append(step.objective.counter.tolist())
+        return original(step, *arguments)
+
+    monkeypatch.setattr(Step, "__call__", call)
+    config = with_train(tiny, seed=5, budget="6steps", checkpoint_every=3)
+    start(config, tmp_path / "run", console)
+    assert counters == [[5, step, 0] for step in range(6)]

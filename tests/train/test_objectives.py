@@ -211,7 +211,7 @@ def test_transformers_loads_what_is_kept(ran, data_folder):
     """And gives the logits that the objective's own network gives."""
     folder = resolve_model(str(ran.out), "encoder")
     rows = Shards.open(data_folder).gather("held_out", torch.arange(8).numpy())
-    ids, segments, original, _ = unpack(torch.from_numpy(rows))
+    ids, segments, original, *_ = unpack(torch.from_numpy(rows))
     given = {"input_ids": ids, "token_type_ids": segments, "attention_mask": original.long()}
     objective = restore_run(ran.out)[1]
     kind = ElectraForPreTraining if ran.name in DISCRIMINATES else ElectraForMaskedLM

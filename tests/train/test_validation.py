@@ -81,7 +81,7 @@ def test_figures_are_those_of_scikit_learn(micro_batch, objective, rows):
     assert len(seen) == -(-17 // micro_batch)
     reals = [given[0].attention_mask for given, _ in seen]
     labels = torch.cat([o.replaced[r] for r, (_, o) in zip(reals, seen, strict=True)]).numpy()
-    scores = torch.cat([o.scores[r] for r, (_, o) in zip(reals, seen, strict=True)]).numpy()
+    scores = torch.cat([o.logits[r] for r, (_, o) in zip(reals, seen, strict=True)]).numpy()
     assert len(labels) == int(rows[:, -1].sum())
     flagged = scores > 0
     assert 0.05 < flagged.mean() < 0.95
@@ -176,3 +176,18 @@ def test_a_run_is_not_evaluated_on_rows_longer_than_its_positions(
     evaluate(finished, tmp_path / str(positions), 4)
     with pytest.raises(UserError, match=rf"Rows of {positions + 1} tokens do not fit"):
         evaluate(finished, tmp_path / str(positions + 1), 4)
+
+
+def test_masks_are_the_same_for_every_micro_batch_and_at_every_step(objective, rows):
+    seen = []
+    objective.register_forward_hook(lambda _, given, outcome: seen.append(given[1]))
+    found = []
+    for micro_batch, step in ((17, 0), (5, 0), (3, 99)):
+        objective.set_seed(step)
+        objective.set_step(step)
+        validate(objective, rows, micro_batch, torch.float32)
+        assert objective.counter.tolist() == [step, step, 0]  # training goes on with its own
+        found.append([torch.cat(fields) for fields in zip(*seen, strict=True)])
+        seen.clear()
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))

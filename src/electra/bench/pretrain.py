@@ -26,7 +26,7 @@ from electra.errors import UserError, require
 from electra.hub.folders import transformers_config
 from electra.models.electra import generator_sizes
 from electra.objectives.batch import unpack
-from electra.objectives.corrupt import mask_tokens, put
+from electra.objectives.corrupt import mask_tokens, scatter_tokens
 from electra.text.shards import Shards
 from electra.text.tokenizer import Vocabulary
 from electra.train.data import stream
@@ -153,9 +153,16 @@ def peer_step(
     o = config.objective
 
     def take(rows: Tensor) -> None:
-        ids, segments, attention_mask, _ = unpack(rows)
+        ids, segments, attention_mask, *_ = unpack(rows)
+        keys = torch.randint(2**62, (len(rows),), device=rows.device)
         masked = mask_tokens(
-            ids, attention_mask, maskable, vocab.mask, rate=o.mask_rate, shown=o.mask_token_prob
+            ids,
+            attention_mask,
+            maskable,
+            vocab.mask,
+            keys,
+            rate=o.mask_rate,
+            mask_token_prob=o.mask_token_prob,
         )
         labels = torch.full_like(ids, -100)
         labels.scatter_(1, masked.positions, masked.labels.where(masked.is_masked, -100))
@@ -165,7 +172,7 @@ def peer_step(
             index = masked.positions[..., None].expand(-1, -1, guessed.logits.shape[-1])
             chances = guessed.logits.detach().gather(1, index).float().softmax(-1)
             samples = chances.flatten(0, 1).multinomial(1).view_as(masked.positions)
-            corrupted = put(ids, masked.positions, samples, masked.is_masked)
+            corrupted = scatter_tokens(ids, masked.positions, samples, masked.is_masked)
             replaced = (corrupted != ids).float()
             logits = pair["discriminator"](input_ids=corrupted, **shared).logits
         loss = F.binary_cross_entropy_with_logits(

@@ -295,7 +295,9 @@ def _networks(config: "PretrainConfig") -> "nn.Module":
     with torch.device("meta"):
         if config.objective.kind == "mlm":  # asks for the ids of words, which shapes do not have
             return torch.nn.ModuleDict({"mlm": Generator(Encoder(model))})
-        return build(config.objective, model, config.generator, VocabInfo(mask=0, special=()))
+        return build(
+            config.objective, model, config.generator, VocabInfo(mask_id=0, special_ids=())
+        )
 
 
 def _show_paper(rows: list[dict[str, Any]]) -> None:

@@ -139,15 +139,16 @@ def show_sentences(console: Console, run: Path, examples: list[Sentence]) -> Non
     objective = restore_run(run)[1]
     tokenizer = load_tokenizer(run / "tokenizer")
     vocab = load_vocabulary(run / "tokenizer")
-    torch.manual_seed(2)
-    for example in examples:
+    objective.set_seed(2)
+    for number, example in enumerate(examples):
+        objective.set_step(number)
         ids = tokenizer.encode(example.text, add_special_tokens=False).ids[: LENGTH - 2]
         row = [vocab.cls, *ids, vocab.sep]
         stored = torch.tensor([[*row, len(row), len(row)]])
         outcome = objective(*objective.mask_batch(stored))
         tokens = [tokenizer.id_to_token(i) or "" for i in outcome.corrupted[0].tolist()]
         inner = slice(1, len(row) - 1)
-        chances = outcome.scores[0].sigmoid().tolist()[inner]
+        chances = outcome.logits[0].sigmoid().tolist()[inner]
         console.print()
         console.print(Text("original  ", style="dim").append(example.text, style="default"))
         corrupted = Text("generator ", style="dim")

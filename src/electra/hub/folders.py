@@ -27,10 +27,10 @@ EMBEDDINGS = {
     "norm.bias": "LayerNorm.bias",
 }
 LAYER = {
-    "attended": "attention.output.dense",
+    "out_proj": "attention.output.dense",
     "attention_norm": "attention.output.LayerNorm",
-    "expand": "intermediate.dense",
-    "contract": "output.dense",
+    "up_proj": "intermediate.dense",
+    "down_proj": "output.dense",
     "output_norm": "output.LayerNorm",
 }
 DISCRIMINATOR_HEAD = {
@@ -244,8 +244,8 @@ def named_encoder(encoder: Encoder) -> Iterator[tuple[str, Tensor]]:
     """The tensors of an encoder, likewise."""
     for ours, theirs in EMBEDDINGS.items():
         yield f"electra.embeddings.{theirs}", encoder.embeddings.get_parameter(ours)
-    if not isinstance(encoder.project, nn.Identity):
-        yield from named_linear("electra.embeddings_project", encoder.project)
+    if not isinstance(encoder.embedding_proj, nn.Identity):
+        yield from named_linear("electra.embeddings_project", encoder.embedding_proj)
     for i, layer in enumerate(encoder.layers):
         path = f"electra.encoder.layer.{i}"
         for part in PARTS:

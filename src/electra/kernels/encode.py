@@ -55,8 +55,8 @@ def encode(
     tables = (block.token.weight, block.position.weight, block.segment.weight)
     norm = block.norm
     x = Embed.apply(ids, segments, *tables, norm.weight, norm.bias, norm.eps, p, dtype)
-    if isinstance(encoder.project, nn.Linear):  # the tables are not as wide as the layers
-        x = Linear.apply(x, encoder.project.weight, encoder.project.bias)
+    if isinstance(encoder.embedding_proj, nn.Linear):  # the tables are not as wide as the layers
+        x = Linear.apply(x, encoder.embedding_proj.weight, encoder.embedding_proj.bias)
     if attention_mask is None:
         documents = torch.zeros_like(ids, dtype=torch.int32)
     elif attention_mask.dtype == torch.bool:  # in one launch

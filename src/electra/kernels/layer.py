@@ -6,15 +6,15 @@ from torch import Tensor
 
 NAMES = (
     "qkv.weight",
-    "attended.weight",
-    "expand.weight",
-    "contract.weight",
+    "out_proj.weight",
+    "up_proj.weight",
+    "down_proj.weight",
     "qkv.bias",
-    "attended.bias",
+    "out_proj.bias",
     "attention_norm.weight",
     "attention_norm.bias",
-    "expand.bias",
-    "contract.bias",
+    "up_proj.bias",
+    "down_proj.bias",
     "output_norm.weight",
     "output_norm.bias",
 )

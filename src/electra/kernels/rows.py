@@ -20,8 +20,8 @@ WIDTH, INNER = 64, 256
 FORTH_SHARED, BACK_SHARED = 219264, 231936
 """Bytes on the chip."""
 VECTORS = [
-    *map(NAMES.index, ("attended.bias", "attention_norm.weight", "attention_norm.bias")),
-    *map(NAMES.index, ("contract.bias", "output_norm.weight", "output_norm.bias", "expand.bias")),
+    *map(NAMES.index, ("out_proj.bias", "attention_norm.weight", "attention_norm.bias")),
+    *map(NAMES.index, ("down_proj.bias", "output_norm.weight", "output_norm.bias", "up_proj.bias")),
 ]
 """Of the parameters of a layer those that are not cast, in the kernels' order."""
 

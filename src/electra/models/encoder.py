@@ -118,19 +118,19 @@ class Layer(nn.Module):
         self.heads = config.head_count
         self.attention = Attention(config.attention_dropout)
         self.qkv = nn.Linear(hidden, 3 * hidden)  # one product instead of three
-        self.attended = nn.Linear(hidden, hidden)
+        self.out_proj = nn.Linear(hidden, hidden)
         self.attention_norm = nn.LayerNorm(hidden, eps=1e-12)
-        self.expand = nn.Linear(hidden, inner)
-        self.contract = nn.Linear(inner, hidden)
+        self.up_proj = nn.Linear(hidden, inner)
+        self.down_proj = nn.Linear(inner, hidden)
         self.output_norm = nn.LayerNorm(hidden, eps=1e-12)
         self.dropout = nn.Dropout(config.dropout)
-        for linear in (self.qkv, self.attended, self.expand, self.contract):
+        for linear in (self.qkv, self.out_proj, self.up_proj, self.down_proj):
             init_truncated_(linear.weight, config.init_std)
             nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         x = self.attention_norm(x + self.dropout(self.attend(x, mask)))
-        inner = self.contract(F.gelu(self.expand(x)))  # the erf form of GELU, as BERT
+        inner = self.down_proj(F.gelu(self.up_proj(x)))  # the erf form of GELU, as BERT
         return self.output_norm(x + self.dropout(inner))
 
     def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -138,7 +138,7 @@ class Layer(nn.Module):
         qkv = self.qkv(x).view(batch, length, 3, self.heads, hidden // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, hidden / heads)
         mixed = self.attention(q, k, v, mask)
-        return self.attended(mixed.transpose(1, 2).reshape(batch, length, hidden))
+        return self.out_proj(mixed.transpose(1, 2).reshape(batch, length, hidden))
 
 
 class Encoder(nn.Module):
@@ -148,9 +148,9 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.embeddings = embeddings if embeddings is not None else Embeddings(config)
-        self.project: nn.Module = nn.Identity()
+        self.embedding_proj: nn.Module = nn.Identity()
         if config.embedding != config.hidden:
-            self.project = glorot_linear(config.embedding, config.hidden)
+            self.embedding_proj = glorot_linear(config.embedding, config.hidden)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
 
     def forward(
@@ -160,7 +160,7 @@ class Encoder(nn.Module):
 
         An integer tensor holds document ids instead: a token attends to its own document only.
         """
-        x = self.project(self.embeddings(ids, segments))
+        x = self.embedding_proj(self.embeddings(ids, segments))
         mask = None
         if attention_mask is not None:
             mask = attention_mask[:, None, None, :]  # (batch, 1, 1, length)
@@ -169,6 +169,20 @@ class Encoder(nn.Module):
         for layer in self.layers:
             x = layer(x, mask)
         return x  # (batch, length, hidden)
+
+
+RENAMED_PARAMETERS = {
+    "attended": "out_proj",
+    "expand": "up_proj",
+    "contract": "down_proj",
+    "project": "embedding_proj",
+}
+"""Modules by the names that checkpoints of earlier versions have for them."""
+
+
+def current_parameter_name(name: str) -> str:
+    """Return a stored parameter name with modules by their current names."""
+    return ".".join(RENAMED_PARAMETERS.get(part, part) for part in name.split("."))
 
 
 def init_truncated_(weight: Tensor, std: float) -> None:

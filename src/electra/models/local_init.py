@@ -32,8 +32,10 @@ def init_local_attention_(encoder: Encoder) -> None:
     amplitude = AMPLITUDE * encoder.config.init_std
     table[:, 0::2], table[:, 1::2] = amplitude * angles.cos(), amplitude * angles.sin()
     back = torch.eye(table.shape[1])
-    if isinstance(encoder.project, nn.Linear):  # undo the projection, as far as it can be undone
-        back = torch.linalg.pinv(encoder.project.weight)
+    if isinstance(
+        encoder.embedding_proj, nn.Linear
+    ):  # undo the projection, as far as it can be undone
+        back = torch.linalg.pinv(encoder.embedding_proj.weight)
     for number, layer in enumerate(encoder.layers):
         assert isinstance(layer, Layer)
         width = encoder.config.hidden

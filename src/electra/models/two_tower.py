@@ -52,7 +52,7 @@ class TwoTowerGenerator(nn.Module):
 
 def run_tower(encoder: Encoder, embedded: Tensor, mask: Tensor) -> Tensor:
     """An encoder's layers with a mask for each pair of positions, (batch, 1, length, length)."""
-    x = encoder.project(embedded)
+    x = encoder.embedding_proj(embedded)
     for layer in encoder.layers:
         x = layer(x, mask)
     return x  # (batch, length, hidden)

@@ -1,7 +1,7 @@
-"""All-Tokens MLM: predict the word at every position, with a gate that may copy it (section 3.4).
+"""All-Tokens MLM: predict the token at every position, with a copy gate (section 3.4).
 
-The paper calls it a combination of BERT and ELECTRA: the gate D is a detector of replaced words,
-and the output is D x the word that is there + (1 - D) x the softmax.
+A combination of BERT and ELECTRA: the gate D detects replaced tokens, and the output distribution
+is D x (the input token) + (1 - D) x softmax.
 """
 
 from typing import NamedTuple
@@ -28,21 +28,22 @@ from electra.objectives.replace_mlm import ReplaceMlm
 from electra.objectives.settings import ObjectiveConfig
 
 
-class Said(NamedTuple):
-    """The softmax's log probabilities at each position, (batch, length)."""
+class TokenLogProbs(NamedTuple):
+    """Log probabilities of the softmax at each position, (batch, length)."""
 
-    true: Tensor  # of the original word; the only one with a gradient
-    here: Tensor  # of the word that is there
-    best: Tensor  # of the most likely one
-    word: Tensor  # the most likely one
+    original: Tensor  # of the original token; the only one with a gradient
+    input: Tensor  # of the input token
+    best: Tensor  # of the most likely token
+    best_token: Tensor  # the id of the most likely token
 
 
 class AllTokensMlm(ReplaceMlm):
-    """The gate is trained through the mixture, and by its own loss: is this word the original?"""
+    """The mixture's loss trains the gate, and so does a loss of its own: is this token original?"""
 
     metric_names = (
         *GENERATOR_METRIC_SUMS,
-        *("tokens", "replaced", "model_loss", "model_right", "gate_loss", "flagged", "caught"),
+        *("tokens", "replaced", "model_loss", "model_correct"),
+        *("gate_loss", "predicted_replaced", "true_positives"),
     )
     auc = "gate_auc"
 
@@ -51,67 +52,69 @@ class AllTokensMlm(ReplaceMlm):
         config: ObjectiveConfig,
         generator: Generator | FrequencyGenerator,
         mlm: Generator,
-        ids: VocabInfo,
+        vocab: VocabInfo,
     ) -> None:
-        super().__init__(config, generator, mlm, ids)
+        super().__init__(config, generator, mlm, vocab)
         self.gate = glorot_linear(mlm.encoder.config.hidden, 1)
 
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> LossOutput:
-        c = self.config
-        ids, segments, attention_mask, doc_ids = batch
-        guesses = self.run_generator(batch, masked)
-        corrupted, replaced = self.corrupt(batch, masked, guesses.samples)
+        c, tokens = self.config, batch.attention_mask
+        generated = self.run_mlm(self.generator, masked.inputs, batch, masked, sample=True)
+        corrupted, replaced = self.corrupt(batch, masked, generated.samples)
 
-        hidden = self.mlm.encoder(corrupted, segments, doc_ids)
-        said = self.say(hidden, batch, corrupted)
+        hidden = self.mlm.encoder(corrupted, batch.segments, batch.doc_ids)
+        log_probs = self.token_log_probs(hidden, batch, corrupted)
         copy = self.gate(hidden).squeeze(-1).float()  # (batch, length) the logit of D
-        nll = -mixture(copy, said.true, replaced)
+        nll = -mixture(copy, log_probs.original, replaced)
         gate = F.binary_cross_entropy_with_logits(-copy, replaced.float(), reduction="none")
-        model_loss, gate_loss = (nll * attention_mask).sum(), (gate * attention_mask).sum()
+        model_loss, gate_loss = (nll * tokens).sum(), (gate * tokens).sum()
         kept = (c.model_weight * model_loss + c.gate_weight * gate_loss) / totals[1]
-        loss = c.generator_weight * guesses.loss / totals[0] + kept
+        loss = c.generator_weight * generated.loss / totals[0] + kept
         with torch.no_grad():
-            flagged = (copy < 0) & attention_mask
-            right = (best_guess(said, copy, corrupted) == ids).gather(1, masked.positions)
+            predicted = (copy < 0) & tokens
+            correct = best_token(log_probs, copy, corrupted) == batch.ids
             sums = sum_each(
-                *generator_sums(guesses, masked),
-                *(attention_mask, replaced, model_loss, right & masked.is_masked),
-                *(gate_loss, flagged, flagged & replaced),
+                *generator_sums(generated, masked),
+                *(tokens, replaced, model_loss),
+                correct.gather(1, masked.positions) & masked.is_masked,
+                *(gate_loss, predicted, predicted & replaced),
             )
-        return LossOutput(loss, sums, corrupted, replaced, -copy.detach(), attention_mask)
+        return LossOutput(loss, sums, corrupted, replaced, -copy.detach(), tokens)
 
-    def say(self, hidden: Tensor, batch: Batch, corrupted: Tensor) -> "Said":
-        """What the softmax gives the words that matter."""
+    def token_log_probs(self, hidden: Tensor, batch: Batch, corrupted: Tensor) -> TokenLogProbs:
+        """Return the log probabilities of the tokens that the mixture needs."""
         logs = self.mlm.predict(hidden).float().log_softmax(-1)  # (batch, length, vocabulary)
-        true, here = (logs.gather(-1, t[..., None]).squeeze(-1) for t in (batch.ids, corrupted))
-        best, word = logs.detach().max(-1)
-        return Said(true, here.detach(), best, word)
+        original, given = (
+            logs.gather(-1, t[..., None]).squeeze(-1) for t in (batch.ids, corrupted)
+        )
+        best, token = logs.detach().max(-1)
+        return TokenLogProbs(original, given.detach(), best, token)
 
     def compute_metrics(self, sums: MetricSums) -> dict[str, float]:
         c, tokens = self.config, max(sums["tokens"], 1)
-        figures = generator_metrics(sums)
+        metrics = generator_metrics(sums)
         model_loss, gate_loss = sums["model_loss"] / tokens, sums["gate_loss"] / tokens
         kept = c.model_weight * model_loss + c.gate_weight * gate_loss
         return {
-            "loss": c.generator_weight * figures["mlm_loss"] + kept,
-            **figures,
+            "loss": c.generator_weight * metrics["mlm_loss"] + kept,
+            **metrics,
             "replaced_rate": sums["replaced"] / tokens,
             "model_loss": model_loss,
-            "model_accuracy": sums["model_right"] / max(sums["masked"], 1),
+            "model_accuracy": sums["model_correct"] / max(sums["masked"], 1),
             "gate_loss": gate_loss,
-            "gate_precision": sums["caught"] / max(sums["flagged"], 1),
-            "gate_recall": sums["caught"] / max(sums["replaced"], 1),
+            "gate_precision": sums["true_positives"] / max(sums["predicted_replaced"], 1),
+            "gate_recall": sums["true_positives"] / max(sums["replaced"], 1),
         }
 
 
-def mixture(copy: Tensor, words: Tensor, replaced: Tensor) -> Tensor:
-    """log(D [the word is the original] + (1 - D) p), from the logit of D and log p."""
-    predicted = F.logsigmoid(-copy) + words
+def mixture(copy: Tensor, log_prob: Tensor, replaced: Tensor) -> Tensor:
+    """Return log(D [the input token is original] + (1 - D) p), from the logit of D and log p."""
+    predicted = F.logsigmoid(-copy) + log_prob
     return torch.where(replaced, predicted, torch.logaddexp(F.logsigmoid(copy), predicted))
 
 
-def best_guess(said: Said, copy: Tensor, corrupted: Tensor) -> Tensor:
-    """The most likely word of the mixture: the softmax's, or the one that is there."""
+def best_token(log_probs: TokenLogProbs, copy: Tensor, corrupted: Tensor) -> Tensor:
+    """Return the mixture's most likely token: the softmax's, or the input token."""
     predicted = F.logsigmoid(-copy)
-    here = torch.logaddexp(predicted + said.here, F.logsigmoid(copy))
-    return torch.where(here >= predicted + said.best, corrupted, said.word)
+    copied = torch.logaddexp(predicted + log_probs.input, F.logsigmoid(copy))
+    return torch.where(copied >= predicted + log_probs.best, corrupted, log_probs.best_token)

@@ -30,79 +30,84 @@ Build = Callable[[ObjectiveConfig, EncoderConfig, GeneratorConfig, VocabInfo], O
 
 
 def build_simple(
-    model: EncoderConfig, generator: GeneratorConfig, ids: VocabInfo
+    model: EncoderConfig, generator: GeneratorConfig, vocab: VocabInfo
 ) -> FrequencyGenerator:
     """A generator that does not learn; the frequencies are counted when a run begins."""
     counted = generator.kind == "unigram"
-    return FrequencyGenerator(model, ids.absent, ids.special, counted=counted)
+    return FrequencyGenerator(model, vocab.absent_ids, vocab.special_ids, counted=counted)
 
 
 def build_rtd(
-    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: VocabInfo
+    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, vocab: VocabInfo
 ) -> Objective:
     """Detection of what a generator put; 'rtd' and 'rtd-masked'."""
     small: Generator | FrequencyGenerator
     if generator.kind == "transformer":
-        small, discriminator = build_pair(model, generator, ids.absent)
+        small, discriminator = build_pair(model, generator, vocab.absent_ids)
     else:
         discriminator = Discriminator(Encoder(model))
         init_attention_(model, discriminator.encoder)
-        small = build_simple(model, generator, ids)
+        small = build_simple(model, generator, vocab)
     kind = MaskedTokenDetection if config.kind == "rtd-masked" else ReplacedTokenDetection
-    return kind(config, small, discriminator, ids)
+    return kind(config, small, discriminator, vocab)
 
 
 def build_mlm(
-    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: VocabInfo
+    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, vocab: VocabInfo
 ) -> Objective:
     """A masked language model alone."""
-    mlm = Generator(Encoder(model), ids.absent)
+    mlm = Generator(Encoder(model), vocab.absent_ids)
     init_attention_(model, mlm.encoder)
-    return MaskedLanguageModel(config, mlm, ids)
+    return MaskedLanguageModel(config, mlm, vocab)
 
 
 def build_replace_mlm(
-    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: VocabInfo
+    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, vocab: VocabInfo
 ) -> Objective:
     """A big masked language model beside a generator; 'replace-mlm' and 'all-tokens-mlm'."""
-    mlm = Generator(Encoder(model), ids.absent)
+    mlm = Generator(Encoder(model), vocab.absent_ids)
     small: Generator | FrequencyGenerator
     if generator.kind == "transformer":
-        small = Generator(build_body(model, generator, mlm), ids.absent)
+        small = Generator(build_body(model, generator, mlm), vocab.absent_ids)
     else:
         init_attention_(model, mlm.encoder)
-        small = build_simple(model, generator, ids)
+        small = build_simple(model, generator, vocab)
     kind = AllTokensMlm if config.kind == "all-tokens-mlm" else ReplaceMlm
-    return kind(config, small, mlm, ids)
+    return kind(config, small, mlm, vocab)
 
 
 def build_two_stage(
-    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: VocabInfo
+    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, vocab: VocabInfo
 ) -> Objective:
     """Two networks that have nothing in common; of one size, they are alike in each width."""
     same = (generator.width, generator.depth) == (1, 1)
     sizes = model if same else generator_sizes(model, generator)
-    discriminator, small = Discriminator(Encoder(model)), Generator(Encoder(sizes), ids.absent)
+    discriminator, small = (
+        Discriminator(Encoder(model)),
+        Generator(Encoder(sizes), vocab.absent_ids),
+    )
     init_attention_(model, discriminator.encoder, small.encoder)
-    return TwoStage(config, small, discriminator, ids)
+    return TwoStage(config, small, discriminator, vocab)
 
 
 def build_adversarial(
-    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: VocabInfo
+    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, vocab: VocabInfo
 ) -> Objective:
     """The pair of the paper, and a baseline."""
-    return Adversarial(config, *build_pair(model, generator, ids.absent), ids)
+    return Adversarial(config, *build_pair(model, generator, vocab.absent_ids), vocab)
 
 
 def build_electric(
-    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: VocabInfo
+    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, vocab: VocabInfo
 ) -> Objective:
     """Two towers of the generator's size beside the network that gives the energies."""
     discriminator = Discriminator(Encoder(model))
     forwards = build_body(model, generator, discriminator)
     backwards = Encoder(forwards.config, embeddings=forwards.embeddings)
     init_attention_(model, backwards)
-    return Electric(config, TwoTowerGenerator(forwards, backwards, ids.absent), discriminator, ids)
+    return Electric(
+        config, TwoTowerGenerator(forwards, backwards, vocab.absent_ids), discriminator, vocab
+    )
 
 
 KINDS: dict[Kind, Build] = {
@@ -172,8 +177,8 @@ def check_stages(config: ObjectiveConfig, generator: GeneratorConfig) -> None:
 
 
 def build(
-    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, ids: VocabInfo
+    config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, vocab: VocabInfo
 ) -> Objective:
     """The networks of an objective with their initial weights, and its loss."""
     check_together(config, model, generator)
-    return KINDS[config.kind](config, model, generator, ids)
+    return KINDS[config.kind](config, model, generator, vocab)

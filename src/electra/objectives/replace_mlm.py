@@ -1,4 +1,4 @@
-"""Replace MLM: samples of a generator stand where BERT has [MASK] (section 3.4)."""
+"""Replace MLM: the generator's samples take the place of BERT's [MASK] (section 3.4)."""
 
 from typing import ClassVar
 
@@ -23,11 +23,11 @@ from electra.objectives.settings import ObjectiveConfig
 
 
 class ReplaceMlm(CorruptingObjective):
-    """The big network predicts the originals of the drawn positions, and never sees a [MASK]."""
+    """A large network predicts the original tokens from the generator's samples."""
 
     metric_names: ClassVar[tuple[str, ...]] = (
         *GENERATOR_METRIC_SUMS,
-        *("tokens", "replaced", "model_loss", "model_right"),
+        *("tokens", "replaced", "model_loss", "model_correct"),
     )
 
     def __init__(
@@ -35,34 +35,36 @@ class ReplaceMlm(CorruptingObjective):
         config: ObjectiveConfig,
         generator: Generator | FrequencyGenerator,
         mlm: Generator,
-        ids: VocabInfo,
+        vocab: VocabInfo,
     ) -> None:
-        super().__init__(config, mlm.encoder.config.table_rows, ids)
-        self.mlm = mlm  # first, so that what is shared carries its name
+        super().__init__(config, mlm.encoder.config.table_rows, vocab)
+        self.mlm = mlm  # first, so that shared parameters are stored under its name
         self.generator = generator
 
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> LossOutput:
         c = self.config
-        guesses = self.run_generator(batch, masked)
-        corrupted, replaced = self.corrupt(batch, masked, guesses.samples)
-        answers = self.run_mlm(self.mlm, corrupted, batch, masked, sample=False)
-        generated = c.generator_weight * guesses.loss / totals[0]
-        loss = generated + c.model_weight * answers.loss / totals[0]
+        generated = self.run_mlm(self.generator, masked.inputs, batch, masked, sample=True)
+        corrupted, replaced = self.corrupt(batch, masked, generated.samples)
+        model = self.run_mlm(self.mlm, corrupted, batch, masked, sample=False)
+        generator_loss = c.generator_weight * generated.loss / totals[0]
+        loss = generator_loss + c.model_weight * model.loss / totals[0]
         with torch.no_grad():
-            counted = generator_sums(guesses, masked)
-            sums = sum_each(*counted, batch.attention_mask, replaced, answers.loss, answers.right)
+            sums = sum_each(
+                *generator_sums(generated, masked),
+                *(batch.attention_mask, replaced, model.loss, model.correct),
+            )
         return LossOutput(loss, sums, corrupted)
 
     def compute_metrics(self, sums: MetricSums) -> dict[str, float]:
         masked = max(sums["masked"], 1)
-        figures, model_loss = generator_metrics(sums), sums["model_loss"] / masked
-        generated = self.config.generator_weight * figures["mlm_loss"]
+        metrics, model_loss = generator_metrics(sums), sums["model_loss"] / masked
+        generator_loss = self.config.generator_weight * metrics["mlm_loss"]
         return {
-            "loss": generated + self.config.model_weight * model_loss,
-            **figures,
+            "loss": generator_loss + self.config.model_weight * model_loss,
+            **metrics,
             "replaced_rate": sums["replaced"] / max(sums["tokens"], 1),
             "model_loss": model_loss,
-            "model_accuracy": sums["model_right"] / masked,
+            "model_accuracy": sums["model_correct"] / masked,
         }
 
     def networks(self) -> dict[str, Generator | Discriminator]:

@@ -10,12 +10,12 @@ from electra.models.electra import Discriminator, Generator, merge_disentangled
 from electra.models.frequency_generator import FrequencyGenerator
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
+from electra.objectives.mlm_output import MlmOutput
 from electra.objectives.objective import (
     GENERATOR_METRIC_SUMS,
     CorruptingObjective,
     LossOutput,
     MetricSums,
-    MlmOutput,
     VocabInfo,
     generator_metrics,
     generator_sums,
@@ -25,17 +25,17 @@ from electra.objectives.settings import ObjectiveConfig
 
 METRIC_SUMS = (
     *GENERATOR_METRIC_SUMS,
-    "tokens",  # all real tokens
+    "tokens",  # all tokens but padding
     "detection_loss",
-    "replaced",  # tokens that differ from the original
-    "flagged",  # tokens that the discriminator calls replaced
-    "caught",  # tokens that are replaced and flagged
-    "judged",  # tokens that the detection loss counts
+    "replaced",  # tokens that differ from the original text
+    "predicted_replaced",  # tokens that the discriminator calls replaced
+    "true_positives",  # tokens that are replaced and called so
+    "loss_tokens",  # tokens that count in the detection loss
 )
 
 
 class ReplacedTokenDetection(CorruptingObjective):
-    """Both networks and the loss that trains them."""
+    """A generator that replaces tokens, and a discriminator that detects which ones."""
 
     metric_names: ClassVar[tuple[str, ...]] = METRIC_SUMS
 
@@ -44,10 +44,10 @@ class ReplacedTokenDetection(CorruptingObjective):
         config: ObjectiveConfig,
         generator: Generator | FrequencyGenerator,
         discriminator: Discriminator,
-        ids: VocabInfo,
+        vocab: VocabInfo,
     ) -> None:
-        super().__init__(config, discriminator.encoder.config.table_rows, ids)
-        # The discriminator comes first, so that what is shared carries its name.
+        super().__init__(config, discriminator.encoder.config.table_rows, vocab)
+        # The discriminator comes first, so that shared parameters are stored under its name.
         self.discriminator = discriminator
         self.generator = generator
         self.weights: Tensor
@@ -55,53 +55,49 @@ class ReplacedTokenDetection(CorruptingObjective):
         self.register_buffer("weights", weights, persistent=False)
 
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> LossOutput:
-        """One pass over a micro-batch; `totals` are the masked and real tokens of the whole batch.
+        """Compute the loss of a micro-batch; `totals` counts masked and all tokens of the batch.
 
-        Dividing by the totals of the batch, not by the micro-batch's own counts, makes the sum of
-        the micro-batches' gradients the gradient of the batch.
+        Dividing by the batch's totals instead of the micro-batch's own counts makes the gradients
+        of the micro-batches add up to the gradient of the batch.
         """
-        # One pass serves the loss and the sample, dropout included.
-        guesses = self.run_generator(batch, masked)
-        found = self.detect(batch, masked, guesses)
-        weights = self.weights / totals
-        loss = weights[0] * guesses.loss + weights[1] * found.loss
-        return LossOutput(loss, *found[1:])  # torch.compile of torch 2.11 knows no `_replace`
+        # 1.-3. The generator's logits at the masked positions, its MLM loss, and its samples
+        mlm = self.run_mlm(self.generator, masked.inputs, batch, masked, sample=True)
 
-    def detect(self, batch: Batch, masked: Masked, guesses: MlmOutput) -> LossOutput:
-        """The discriminator's part; its loss is summed, and not weighted yet."""
-        corrupted, replaced = self.corrupt(batch, masked, guesses.samples)
+        # 4. Corruption: the samples replace the masked tokens; the labels say where they differ
+        corrupted, replaced = self.corrupt(batch, masked, mlm.samples)
+
+        # 5. Detection: replaced or original, at every token
+        logits = self.discriminator(corrupted, batch.segments, batch.doc_ids).float()
         loss_mask = self.loss_mask(batch, masked)
-        scores = self.discriminator(corrupted, batch.segments, batch.doc_ids).float()
-        loss, sums = self.detection_loss(scores, replaced, loss_mask, batch, masked, guesses)
-        return LossOutput(loss, sums, corrupted, replaced, scores.detach(), loss_mask)
+        detection_loss, sums = self.detection_loss(logits, replaced, loss_mask, batch, masked, mlm)
+
+        weights = self.weights / totals
+        loss = weights[0] * mlm.loss + weights[1] * detection_loss
+        return LossOutput(loss, sums, corrupted, replaced, logits.detach(), loss_mask)
 
     def detection_loss(
         self,
-        scores: Tensor,
+        logits: Tensor,
         replaced: Tensor,
         loss_mask: Tensor,
         batch: Batch,
         masked: Masked,
-        guesses: MlmOutput,
+        mlm: MlmOutput,
     ) -> tuple[Tensor, Tensor]:
-        """The summed loss of the scores, and the sums that `METRIC_SUMS` names."""
-        bce = F.binary_cross_entropy_with_logits(scores, replaced.float(), reduction="none")
+        """Return the summed detection loss, and the sums that `METRIC_SUMS` names."""
+        bce = F.binary_cross_entropy_with_logits(logits, replaced.float(), reduction="none")
         loss = (bce * loss_mask).sum()
         with torch.no_grad():
-            flagged = (scores > 0) & loss_mask
-            detected = (
-                batch.attention_mask,
-                loss,
-                replaced,
-                flagged,
-                flagged & replaced,
-                loss_mask,
+            predicted = (logits > 0) & loss_mask
+            sums = sum_each(
+                *generator_sums(mlm, masked),
+                *(batch.attention_mask, loss, replaced),
+                *(predicted, predicted & replaced, loss_mask),
             )
-            sums = sum_each(*generator_sums(guesses, masked), *detected)
         return loss, sums
 
     def loss_mask(self, batch: Batch, masked: Masked) -> Tensor:
-        """Where the loss asks for a verdict: every real token."""
+        """Return the positions that count in the detection loss: all but padding."""
         return batch.attention_mask
 
     def compute_metrics(self, sums: MetricSums) -> dict[str, float]:
@@ -112,18 +108,19 @@ class ReplacedTokenDetection(CorruptingObjective):
 
 
 def compute_metrics(sums: MetricSums, config: ObjectiveConfig) -> dict[str, float]:
-    """The figures people look at, from sums over any number of batches."""
-    tokens, loss_mask = max(sums["tokens"], 1), max(sums["judged"], 1)
-    figures = generator_metrics(sums)
-    detection_loss = sums["detection_loss"] / loss_mask
-    wrong = sums["replaced"] + sums["flagged"] - 2 * sums["caught"]
+    """Compute metrics from sums over any number of batches."""
+    tokens, loss_tokens = max(sums["tokens"], 1), max(sums["loss_tokens"], 1)
+    metrics = generator_metrics(sums)
+    detection_loss = sums["detection_loss"] / loss_tokens
+    replaced, predicted = sums["replaced"], sums["predicted_replaced"]
+    wrong = replaced + predicted - 2 * sums["true_positives"]
     weighted = config.discriminator_weight * detection_loss
     return {
-        "loss": config.generator_weight * figures["mlm_loss"] + weighted,
-        **figures,
+        "loss": config.generator_weight * metrics["mlm_loss"] + weighted,
+        **metrics,
         "detection_loss": detection_loss,
-        "replaced_rate": sums["replaced"] / tokens,
-        "discriminator_accuracy": 1 - wrong / loss_mask,
-        "precision": sums["caught"] / max(sums["flagged"], 1),
-        "recall": sums["caught"] / max(sums["replaced"], 1),
+        "replaced_rate": replaced / tokens,
+        "discriminator_accuracy": 1 - wrong / loss_tokens,
+        "precision": sums["true_positives"] / max(predicted, 1),
+        "recall": sums["true_positives"] / max(replaced, 1),
     }

@@ -1,4 +1,4 @@
-"""ELECTRA 15 %: the discriminator learns from the masked positions alone (section 3.4)."""
+"""ELECTRA 15 %: the detection loss counts the masked positions only (section 3.4)."""
 
 import torch
 from torch import Tensor
@@ -10,12 +10,12 @@ from electra.objectives.rtd import ReplacedTokenDetection
 
 
 class MaskedTokenDetection(ReplacedTokenDetection):
-    """Replaced token detection whose loss and figures leave out what was never masked."""
+    """Replaced token detection whose loss and metrics count the masked positions only."""
 
     def loss_mask(self, batch: Batch, masked: Masked) -> Tensor:
         return scatter_mask(masked, batch.ids.shape[1])
 
     def totals(self, batch: Batch, masked: Masked) -> Tensor:
-        """Slots, of which a position may have two, and positions."""
-        places = self.loss_mask(batch, masked)
-        return torch.stack([masked.is_masked.sum(), places.sum()]).clamp_min(1)
+        """Count masked slots and masked positions; repeated sampling masks some positions twice."""
+        positions = self.loss_mask(batch, masked)
+        return torch.stack([masked.is_masked.sum(), positions.sum()]).clamp_min(1)

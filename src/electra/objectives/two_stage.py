@@ -1,12 +1,11 @@
-"""Two stages: the generator learns alone, then the discriminator from it (section 3.2).
+"""Two stages: train the generator, then the discriminator on its samples (section 3.2).
 
-In the first half of the run the generator learns to fill masks. At the half the discriminator takes
-over the generator's encoder, if `init_from_generator` says so, and learns to detect its samples;
-the generator is frozen. Each stage has a whole learning-rate schedule of its own.
+In the first half of the run only the generator learns. At the half the discriminator copies the
+generator's encoder (unless `init_from_generator` is false) and learns to detect its samples, while
+the generator is frozen. Each stage has its own learning-rate schedule.
 
-Adam: a network that has no loss has no gradient, so neither its weights nor its two means move. The
-discriminator's means are therefore zero when it begins, and the warm-up of its stage follows; those
-of the frozen generator stay what they were and are not used any more.
+A network without a loss has no gradient, so Adam updates neither its weights nor its moments: the
+discriminator's moments are zero when its stage begins, and the warmup of that stage follows.
 """
 
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ HALF = 0.5
 
 
 class TwoStage(ReplacedTokenDetection):
-    """One network after the other."""
+    """Replaced token detection with one network trained after the other."""
 
     stage_fraction = HALF
 
@@ -42,18 +41,15 @@ class TwoStage(ReplacedTokenDetection):
         config: ObjectiveConfig,
         generator: Generator,
         discriminator: Discriminator,
-        ids: VocabInfo,
+        vocab: VocabInfo,
     ) -> None:
-        super().__init__(config, generator, discriminator, ids)
-        self.stage: Tensor  # saved: at the half itself, nothing else tells whether it has begun
+        super().__init__(config, generator, discriminator, vocab)
+        self.stage: Tensor  # in checkpoints: at exactly half, progress does not tell the stage
         self.register_buffer("stage", torch.ones((), dtype=torch.int32))
-        self._in_second_stage: bool | None = (
-            None  # the same on the host, which waits for it only once
-        )
+        self._in_second_stage: bool | None = None  # `stage` on the host, read from the device once
 
     @property
     def in_second_stage(self) -> bool:
-        """Whether the discriminator learns."""
         if self._in_second_stage is None:
             self._in_second_stage = int(self.stage) == 2
         return self._in_second_stage
@@ -65,50 +61,52 @@ class TwoStage(ReplacedTokenDetection):
             return False
         if self.config.init_from_generator:
             assert isinstance(self.generator, Generator)
-            theirs = self.generator.encoder.state_dict()
-            self.discriminator.encoder.load_state_dict(theirs)
+            weights = self.generator.encoder.state_dict()
+            self.discriminator.encoder.load_state_dict(weights)
         self.stage.fill_(2)
         self._in_second_stage = True
         return True
 
     def each_stage(self) -> Iterator[None]:
-        now = self.in_second_stage
+        current = self.in_second_stage
         try:
             for self._in_second_stage in (False, True):
                 yield
         finally:
-            self._in_second_stage = now
+            self._in_second_stage = current
 
     def stage_progress(self, progress: float) -> float:
-        """Each half is a whole run."""
         return min(1.0, (progress - HALF) / (1 - HALF) if progress >= HALF else progress / HALF)
 
     def forward(self, batch: Batch, masked: Masked, totals: Tensor) -> LossOutput:
-        return (self.learn_verdicts if self.in_second_stage else self.learn_words)(
-            batch, masked, totals
-        )
+        stage = self.train_discriminator if self.in_second_stage else self.train_generator
+        return stage(batch, masked, totals)
 
-    def learn_words(self, batch: Batch, masked: Masked, totals: Tensor) -> LossOutput:
-        """The first stage: masked language modelling; the discriminator is not asked."""
-        guesses = self.run_generator(batch, masked)
+    def train_generator(self, batch: Batch, masked: Masked, totals: Tensor) -> LossOutput:
+        """Compute the first stage's loss: masked language modelling."""
+        mlm = self.run_mlm(self.generator, masked.inputs, batch, masked, sample=True)
         with torch.no_grad():
-            generated = generator_sums(guesses, masked)
-            nothing = [torch.zeros_like(totals[:1])] * (len(self.metric_names) - len(generated))
-            sums = sum_each(*generated, *nothing)
-        return LossOutput(guesses.loss / totals[0], sums)
+            generated = generator_sums(mlm, masked)
+            zeros = [torch.zeros_like(totals[:1])] * (len(self.metric_names) - len(generated))
+            sums = sum_each(*generated, *zeros)
+        return LossOutput(mlm.loss / totals[0], sums)
 
-    def learn_verdicts(self, batch: Batch, masked: Masked, totals: Tensor) -> LossOutput:
-        """The second stage: the detection loss alone."""
+    def train_discriminator(self, batch: Batch, masked: Masked, totals: Tensor) -> LossOutput:
+        """Compute the second stage's loss: detection."""
         with torch.no_grad():
-            guesses = self.run_generator(batch, masked)
-        found = self.detect(batch, masked, guesses)
+            mlm = self.run_mlm(self.generator, masked.inputs, batch, masked, sample=True)
+        corrupted, replaced = self.corrupt(batch, masked, mlm.samples)
+        logits = self.discriminator(corrupted, batch.segments, batch.doc_ids).float()
+        loss_mask = self.loss_mask(batch, masked)
+        detection_loss, sums = self.detection_loss(logits, replaced, loss_mask, batch, masked, mlm)
         weights = self.weights / totals
-        return LossOutput(weights[1] * found.loss, *found[1:])
+        loss = weights[1] * detection_loss
+        return LossOutput(loss, sums, corrupted, replaced, logits.detach(), loss_mask)
 
     def compute_metrics(self, sums: MetricSums) -> dict[str, float]:
-        """As for joint training, but `loss` is what the present stage lowers."""
-        if not sums["judged"]:
-            figures = generator_metrics(sums)
-            return {"loss": figures["mlm_loss"], **figures}
-        figures = compute_metrics(sums, self.config)
-        return figures | {"loss": self.config.discriminator_weight * figures["detection_loss"]}
+        """Compute metrics; `loss` is the loss of the current stage."""
+        if not sums["loss_tokens"]:
+            metrics = generator_metrics(sums)
+            return {"loss": metrics["mlm_loss"], **metrics}
+        metrics = compute_metrics(sums, self.config)
+        return metrics | {"loss": self.config.discriminator_weight * metrics["detection_loss"]}

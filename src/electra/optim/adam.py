@@ -1,25 +1,29 @@
-"""The Adam that trained BERT and ELECTRA, and the groups that it is given."""
+"""The Adam that trained BERT and ELECTRA, and its parameter groups."""
 
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from electra.optim.schedule import ClipBy
+
 if TYPE_CHECKING:
     from electra.optim.kernel import Chunks
 
-ENDLESS = 1e9
-"""A step count at which Adam's bias correction is exactly 1, that is, there is none."""
+NO_BIAS_CORRECTION = 1e9
+"""A step count at which Adam's bias correction is exactly 1."""
 
 
 class PaperAdam(torch.optim.Optimizer):
-    """Adam without bias correction, epsilon outside the root, decay added to the update.
+    """Adam without bias correction, epsilon outside the root, weight decay added to the update.
 
     torch.optim.AdamW has the correction, which makes its first step 3.2 times shorter. Its fused
-    kernel, told that it has run for ever, has none; and its decay, which it applies to the weights
-    before the update, comes to the paper's.
+    kernel has none at a step count of 1e9, and its decay, applied to the weights before the update,
+    equals the paper's.
+
+    A parameter group may have its own `lr_scale`, `eps`, `weight_decay` and `network`.
     """
 
     def __init__(
@@ -29,26 +33,28 @@ class PaperAdam(torch.optim.Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
         clip: float = float("inf"),
+        clip_by: ClipBy = "joint",
         kernels: bool = True,
     ) -> None:
-        """`kernels`: within a CUDA graph, take the steps through Triton where that is possible."""
-        super().__init__(params, {"betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self.clip, self.kernels = clip, kernels
-        self.count = torch.full((), ENDLESS, device=self.param_groups[0]["params"][0].device)
+        """`kernels`: in a CUDA graph, use the Triton kernels where they support the settings."""
+        defaults = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults | {"lr_scale": 1.0, "network": ""})
+        self.clip, self.clip_by, self.kernels = clip, clip_by, kernels
+        device = self.param_groups[0]["params"][0].device
+        self.count = torch.full((), NO_BIAS_CORRECTION, device=device)
         self.chunks: Chunks | None = None
-        """What the kernels work on, from the first step through them on."""
+        """What the kernels work on, made by the first step through them."""
 
     @torch.no_grad()
-    def step(self, rate: float | Tensor) -> Tensor:  # type: ignore[override]
-        """Clip and update; returns the norm that the gradient had.
+    def step(self, lr: float | Tensor) -> Tensor:  # type: ignore[override]
+        """Clip and update; return the norm of the gradient before clipping.
 
-        A CUDA graph, in which a number could not change, gives the rate as a tensor in fp32.
+        In a CUDA graph, where a number could not change, `lr` is an fp32 tensor.
         """
-        if isinstance(rate, Tensor) and self.fits():
-            return self.step_through_kernels(rate)
-        norm = self.norm()
-        scale = (norm / self.clip).clamp(min=1.0).float()  # gradients are divided by it
-        update = fused if norm.device.type in ("cpu", "cuda") else written_out
+        if isinstance(lr, Tensor) and self.supports_kernels():
+            return self.step_through_kernels(lr)
+        norm, scales = self.clip_scales()
+        update = fused_update if norm.device.type in ("cpu", "cuda") else foreach_update
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:
@@ -58,33 +64,53 @@ class PaperAdam(torch.optim.Optimizer):
                     [self.moments(p)["mean"] for p in params],
                     [self.moments(p)["square"] for p in params],
                     [self.count] * len(params),
-                    rate,
+                    lr if group["lr_scale"] == 1 else lr * group["lr_scale"],
                     group,
-                    scale,
+                    scales[group["network"]],
                 )
         return norm
 
-    def fits(self) -> bool:
-        """Whether the kernels can take the step."""
+    def clip_scales(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the norm of all gradients, and what to divide each network's gradients by."""
+        networks = {group["network"]: [group] for group in self.param_groups}
+        if self.clip_by == "joint" or len(networks) == 1:
+            norm = gradient_norm(self.param_groups)
+            scale = (norm / self.clip).clamp(min=1.0).float()
+            return norm, dict.fromkeys(networks, scale)
+        for name in networks:
+            networks[name] = [group for group in self.param_groups if group["network"] == name]
+        norms = {name: gradient_norm(groups) for name, groups in networks.items()}
+        scales = {name: (n / self.clip).clamp(min=1.0).float() for name, n in norms.items()}
+        return torch.stack([*norms.values()]).norm(), scales
+
+    def supports_kernels(self) -> bool:
+        """Whether the Triton kernels can do the step: one clip, one epsilon, one learning rate."""
         if not self.kernels or importlib.util.find_spec("triton") is None:
             return False
         from electra.optim.kernel import aligned
 
         groups = self.param_groups
-        same = all(group[k] == groups[0][k] for group in groups for k in ("betas", "eps"))
+        if self.clip_by != "joint" and len({group["network"] for group in groups}) > 1:
+            return False
+        names = ("betas", "eps", "lr_scale")
+        same = all(group[k] == groups[0][k] for group in groups for k in names)
         tensors = [t for g in groups for p in g["params"] for t in (p, *self.moments(p).values())]
-        return same and all(t.is_cuda and t.dtype == torch.float32 and aligned(t) for t in tensors)
+        return (
+            same
+            and groups[0]["lr_scale"] == 1
+            and all(t.is_cuda and t.dtype == torch.float32 and aligned(t) for t in tensors)
+        )
 
-    def step_through_kernels(self, rate: Tensor) -> Tensor:
-        """The same step, of a graph or of those that warm it up.
+    def step_through_kernels(self, lr: Tensor) -> Tensor:
+        """Do the same step in Triton, inside a CUDA graph or in the steps that warm it up.
 
-        A capture cannot copy from the host where its gradients are: it leaves that to `settle`.
+        A capture cannot copy the addresses of the gradients from the host: `finish_capture` does.
         """
         from electra.optim.kernel import Chunks, aligned
 
         every = [(p, group["weight_decay"]) for group in self.param_groups for p in group["params"]]
         params, decays = zip(*((p, d) for p, d in every if p.grad is not None), strict=True)
-        # A gradient that is a part of a larger tensor may begin anywhere
+        # A gradient that is a view of a larger tensor may start at any address
         order = torch.contiguous_format
         grads = [g if aligned(g) else g.clone(memory_format=order) for g in map(gradient, params)]
         capturing = torch.cuda.is_current_stream_capturing()
@@ -92,30 +118,24 @@ class PaperAdam(torch.optim.Optimizer):
             moments = [self.moments(p) for p in params]
             means, squares = ([m[name] for m in moments] for name in ("mean", "square"))
             self.chunks = Chunks(params, means, squares, decays)
-        assert self.chunks is not None, "a step before the capture makes the table"
+        assert self.chunks is not None, "a step before the capture makes the table of addresses"
         self.chunks.note(params, grads)
         if not capturing:
             self.chunks.fill()
         group = self.param_groups[0]
-        return self.chunks.step(rate, self.clip, group["betas"], group["eps"])
+        return self.chunks.step(lr, self.clip, group["betas"], group["eps"])
 
-    def settle(self) -> "Chunks | None":
-        """After a capture: tell its kernels where the gradients are.
+    def finish_capture(self) -> "Chunks | None":
+        """After a capture, tell its kernels where the gradients are.
 
-        Returns what has to live as long as the graph, which reads it in each replay.
+        Returns the table of addresses, which must live as long as the graph.
         """
         if self.chunks is not None:
             self.chunks.fill()
         return self.chunks
 
-    def norm(self) -> Tensor:
-        """The norm of all gradients together."""
-        params = (p for group in self.param_groups for p in group["params"])
-        gradients = [gradient(p) for p in params if p.grad is not None]
-        return torch.stack(torch._foreach_norm(gradients)).norm()
-
     def moments(self, p: Tensor) -> dict[str, Tensor]:
-        """The two running means of a parameter, zero before its first step."""
+        """Return the two moments of a parameter, zero before its first step."""
         state: dict[str, Tensor] = self.state[p]
         if not state:
             state["mean"] = torch.zeros_like(p)
@@ -123,19 +143,19 @@ class PaperAdam(torch.optim.Optimizer):
         return state
 
 
-def fused(
+def fused_update(
     params: list[Tensor],
     grads: list[Tensor],
     means: list[Tensor],
     squares: list[Tensor],
     counts: list[Tensor],
-    rate: float | Tensor,
+    lr: float | Tensor,
     group: dict[str, Any],
     scale: Tensor | None,
 ) -> None:
-    """One pass over the memory: on the CPU four times as fast as the operations one by one.
+    """Update in one pass over the memory: on the CPU four times as fast as `foreach_update`.
 
-    `scale` is what gradients are divided by.
+    Gradients are divided by `scale`.
     """
     torch._fused_adamw_(
         params,
@@ -144,7 +164,7 @@ def fused(
         squares,
         [],
         counts,
-        lr=rate,
+        lr=lr,
         beta1=group["betas"][0],
         beta2=group["betas"][1],
         weight_decay=group["weight_decay"],
@@ -155,17 +175,17 @@ def fused(
     )
 
 
-def written_out(
+def foreach_update(
     params: list[Tensor],
     grads: list[Tensor],
     means: list[Tensor],
     squares: list[Tensor],
     counts: list[Tensor],
-    rate: float | Tensor,
+    lr: float | Tensor,
     group: dict[str, Any],
     scale: Tensor,
 ) -> None:
-    """The same for other devices: Apple's fused kernel passes over the scale in silence."""
+    """Update on other devices: the fused kernel for MPS ignores `scale`."""
     (beta1, beta2), decay = group["betas"], group["weight_decay"]
     torch._foreach_div_(grads, scale)
     torch._foreach_mul_(means, beta1)
@@ -176,20 +196,44 @@ def written_out(
     torch._foreach_add_(roots, group["eps"])
     updates = torch._foreach_div(means, roots)
     torch._foreach_add_(updates, params, alpha=decay)
-    torch._foreach_mul_(updates, rate)
+    torch._foreach_mul_(updates, lr)
     torch._foreach_sub_(params, updates)
 
 
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices (tables included) decay; biases and LayerNorm, the vectors, do not."""
-    params = [p for p in module.parameters() if p.requires_grad]
+def parameter_groups(
+    module: nn.Module, weight_decay: float, generator_modules: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Group parameters: weights (embeddings included) decay, biases and LayerNorm do not.
+
+    The children named in `generator_modules` get groups of their own. A shared parameter counts
+    once, under its first name, which is the discriminator's.
+    """
+    networks: dict[str, list[nn.Parameter]] = {"": [], "generator": []}
+    for name, p in module.named_parameters():
+        if p.requires_grad:
+            own = name.split(".")[0] in generator_modules
+            networks["generator" if own else ""].append(p)
     return [
-        {"params": [p for p in params if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0},
+        {"params": params, "weight_decay": decay, "network": network}
+        for network, members in networks.items()
+        for params, decay in (
+            ([p for p in members if p.ndim >= 2], weight_decay),
+            ([p for p in members if p.ndim < 2], 0.0),
+        )
+        if params or not network
     ]
 
 
+def gradient_norm(groups: Iterable[dict[str, Any]]) -> Tensor:
+    """Return the norm of the gradients of some groups together."""
+    params = [p for group in groups for p in group["params"]]
+    gradients = [gradient(p) for p in params if p.grad is not None]
+    if not gradients:  # a network that the current stage does not train
+        return torch.zeros((), device=params[0].device)
+    return torch.stack(torch._foreach_norm(gradients)).norm()
+
+
 def gradient(p: Tensor) -> Tensor:
-    """Of a parameter that has one."""
+    """Return the gradient of a parameter that has one."""
     assert p.grad is not None
     return p.grad

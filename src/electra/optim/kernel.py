@@ -148,7 +148,7 @@ def adam(
     param, mean, square, grad, twin, at, here, rate, factor, decay,
     beta1: tl.constexpr, beta2: tl.constexpr, eps: tl.constexpr,
 ):  # fmt: skip
-    """`electra.optim.adam.written_out` for one chunk."""
+    """`electra.optim.adam.foreach_update` for one chunk."""
     g = tl.load(grad, here, 0.0) * factor
     m = beta1 * tl.load(mean, here, 0.0) + (1 - beta1) * g
     s = beta2 * tl.load(square, here, 0.0) + (1 - beta2) * g * g

@@ -1,20 +1,19 @@
-"""The paper's Adam for stacked seeds: per-seed clipping, a rate per layer, all in few kernels."""
+"""The paper's Adam for stacked seeds: clipping per seed, a learning rate per layer."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from electra.optim.adam import ENDLESS, fused, gradient
+from electra.optim.adam import NO_BIAS_CORRECTION, fused_update, gradient
 
 
 class StackedAdam:
-    """`PaperAdam` on parameters whose first axis is the seed; each seed has its own norm.
+    """`PaperAdam` for parameters whose first dimension is the seed; clips each seed by its norm.
 
-    torch's fused AdamW, told that it has run for ever: then it has no bias correction, and its
-    decay, applied to the weights first, comes to the paper's. With `bias_correction` it is told
-    the truth. It works on the CPU, on CUDA, and within a CUDA graph, because rates and count are
-    tensors.
+    Like `PaperAdam` it calls torch's fused AdamW with a step count of 1e9, or with
+    `bias_correction` the real count. It works on the CPU, on CUDA and inside a CUDA graph, because
+    learning rates and step count are tensors.
     """
 
     def __init__(
@@ -32,37 +31,37 @@ class StackedAdam:
         self.seeds = first.shape[0]
         self.means = [[torch.zeros_like(p) for p in group] for group in self.groups]
         self.squares = [[torch.zeros_like(p) for p in group] for group in self.groups]
-        self.begin = 0.0 if bias_correction else ENDLESS
-        self.count = torch.tensor(self.begin, device=first.device)
+        self.first_count = 0.0 if bias_correction else NO_BIAS_CORRECTION
+        self.count = torch.tensor(self.first_count, device=first.device)
         self.weight_decay, self.betas, self.eps, self.clip = weight_decay, betas, eps, clip
 
     @torch.no_grad()
-    def step(self, rates: Tensor) -> None:
-        """One update; `rates` has the learning rate of each group."""
+    def step(self, lrs: Tensor) -> None:
+        """Update; `lrs` has the learning rate of each group."""
         self.count += 1
         self.clip_gradients()
         for number, group in enumerate(self.groups):
             means, squares = self.means[number], self.squares[number]
             for decay, members in self.by_decay(group):
-                fused(  # all seeds together: few launches, each with many blocks
+                fused_update(  # all seeds together: few launches, each with many blocks
                     [group[i] for i in members],
                     [gradient(group[i]) for i in members],
                     [means[i] for i in members],
                     [squares[i] for i in members],
                     [self.count] * len(members),
-                    rates[number],
+                    lrs[number],
                     {"betas": self.betas, "eps": self.eps, "weight_decay": decay},
                     None,
                 )
 
     def forget(self) -> None:
-        """As before the first step."""
-        self.count.fill_(self.begin)
-        for running in (*self.means, *self.squares):
-            torch._foreach_zero_(running)
+        """Reset the moments and the step count."""
+        self.count.fill_(self.first_count)
+        for moments in (*self.means, *self.squares):
+            torch._foreach_zero_(moments)
 
     def clip_gradients(self) -> None:
-        """Shorten each seed's gradient to the norm `clip` where it is longer."""
+        """Clip each seed's gradient to the norm `clip`."""
         gradients = [gradient(p) for group in self.groups for p in group]
         parts = [[g[seed] for g in gradients] for seed in range(self.seeds)]
         norms = torch._foreach_norm([part for own in parts for part in own])
@@ -71,9 +70,9 @@ class StackedAdam:
             torch._foreach_div_(own, scale)
 
     def by_decay(self, group: list[Tensor]) -> list[tuple[float, list[int]]]:
-        """The members that decay (matrices and tables) and those that do not (vectors)."""
+        """Return the indices of parameters that decay (weights) and that do not (vectors)."""
         if not self.weight_decay:
             return [(0.0, list(range(len(group))))]
-        matrices = [i for i, p in enumerate(group) if p.ndim >= 3]  # one axis is the seed's
+        matrices = [i for i, p in enumerate(group) if p.ndim >= 3]  # one dimension is the seed's
         vectors = [i for i, p in enumerate(group) if p.ndim < 3]
         return [(d, m) for d, m in ((self.weight_decay, matrices), (0.0, vectors)) if m]

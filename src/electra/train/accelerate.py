@@ -4,17 +4,18 @@ import importlib.util
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from electra.models.dropout import attend, drop
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Attention, Encoder
 from electra.models.frequency_generator import FrequencyGenerator
-from electra.objectives.all_tokens_mlm import AllTokensMlm, Said
+from electra.objectives.all_tokens_mlm import AllTokensMlm, TokenLogProbs
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked, max_masked
-from electra.objectives.objective import CorruptingObjective, MlmOutput, Objective
+from electra.objectives.mlm_output import MlmOutput
+from electra.objectives.objective import CorruptingObjective, Objective
+from electra.objectives.random import Purpose, row_keys, uniform
 from electra.objectives.rtd import ReplacedTokenDetection
 
 BEGIN = ("mask_batch", "unpack", "mask", "totals")
@@ -52,11 +53,11 @@ def use_fused_kernels_(objective: Objective, *, recompute: bool = False) -> None
         elif isinstance(module, Discriminator):
             _become(module, "forward", partial(encode.judge, module))
     _become(objective, "run_mlm", partial(_guess, objective))
-    usual = objective.start is None and objective.config.mask_sampling == "distinct"
+    usual = objective.document_start_id is None and objective.config.mask_sampling == "distinct"
     if usual and _inherits(objective, Objective, *BEGIN):
         _become(objective, "mask_batch", partial(_mask_batch, objective))
     if isinstance(objective, AllTokensMlm):
-        _become(objective, "say", partial(_say, objective))
+        _become(objective, "token_log_probs", partial(_say, objective))
     if _inherits(objective, CorruptingObjective, "corrupt"):
         _become(objective, "corrupt", _corrupt)
     if _inherits(objective, ReplacedTokenDetection, "detection_loss"):
@@ -74,16 +75,17 @@ def _mask_batch(objective: Objective, rows: Tensor) -> tuple[Batch, Masked, Tens
     from electra.kernels.exercise import LONGEST, write_exercise
 
     c, length = objective.config, rows.shape[1] - 2
-    rate = objective.rate if objective.training else c.mask_rate
+    rate = objective.mask_rate if objective.training else c.mask_rate
     away = rows.device != objective.maskable.device
     if away or isinstance(rate, Tensor) or length > LONGEST:  # a rate that a graph reads
         return Objective.mask_batch(objective, rows)
     slots = max_masked(length, max(rate, c.top_rate), c.mask_count_rounding)
+    keys = row_keys(objective.counter, len(rows))
     ids, segments, attention_mask, *masked, counts = write_exercise(
         rows,
         objective.maskable,
-        torch.rand((len(rows), length), device=rows.device),
-        torch.rand((len(rows), slots), device=rows.device),
+        uniform(keys, Purpose.MASK_POSITION, length),
+        uniform(keys, Purpose.MASK_TOKEN, slots),
         mask_id=objective.mask_id,
         rate=rate,
         shown=c.mask_token_prob,
@@ -91,7 +93,7 @@ def _mask_batch(objective: Objective, rows: Tensor) -> tuple[Batch, Masked, Tens
         ceil=c.mask_count_rounding == "ceil",
     )
     return (
-        Batch(ids, segments, attention_mask, attention_mask),
+        Batch(ids, segments, attention_mask, attention_mask, keys),
         Masked(*masked),
         counts.sum(1).clamp_min(1),
     )
@@ -119,15 +121,15 @@ def _guess(
     return MlmOutput(*guesses)
 
 
-def _say(objective: AllTokensMlm, hidden: Tensor, batch: Batch, corrupted: Tensor) -> Said:
-    """As `AllTokensMlm.say`; padding has no loss, and its words are not looked at."""
+def _say(objective: AllTokensMlm, hidden: Tensor, batch: Batch, corrupted: Tensor) -> TokenLogProbs:
+    """As `AllTokensMlm.token_log_probs`; padding has no loss, and its words are not looked at."""
     from electra.kernels import encode
 
     losses, _, word, logs = encode.words(
         objective.mlm, hidden, batch.ids, batch.attention_mask, corrupted
     )
     best, here = logs.unbind(-1)
-    return Said(-losses, here, best, word)
+    return TokenLogProbs(-losses, here, best, word)
 
 
 def _corrupt(batch: Batch, masked: Masked, samples: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,7 +150,7 @@ def _detection_loss(
     """As `ReplacedTokenDetection.detection_loss`."""
     from electra.kernels.detect import Detect
 
-    slots = (guesses.right, guesses.samples, masked.labels, masked.is_masked)
+    slots = (guesses.correct, guesses.samples, masked.labels, masked.is_masked)
     return Detect.apply(
         scores, replaced, loss_mask, batch.attention_mask, guesses.loss.detach(), *slots
     )

@@ -31,9 +31,10 @@ from electra.errors import UserError
 from electra.files import is_disk_full
 from electra.hub.electric import mark_electric
 from electra.hub.folders import export, save_tensors
+from electra.models.encoder import current_parameter_name
 from electra.objectives.electric import Electric
 from electra.objectives.objective import Objective
-from electra.optim.adam import PaperAdam
+from electra.optim.optimizer import Optimizer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +60,7 @@ def save(
     run: Path,
     state: TrainState,
     objective: Objective,
-    optimizer: PaperAdam,
+    optimizer: Optimizer,
     *,
     pad_id: int,
 ) -> Path:
@@ -99,7 +100,7 @@ def save(
 
 
 def restore(
-    checkpoint: Path, objective: Objective, optimizer: PaperAdam | None = None
+    checkpoint: Path, objective: Objective, optimizer: Optimizer | None = None
 ) -> TrainState:
     """Read a checkpoint back into a run; each tensor must be there, and none besides."""
     with _readable(checkpoint):
@@ -152,7 +153,7 @@ def _buffers(objective: Objective) -> dict[str, Tensor]:
     }
 
 
-def _moments(parameters: dict[str, Tensor], optimizer: PaperAdam) -> dict[str, Tensor]:
+def _moments(parameters: dict[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
     """Adam's two means of each parameter, under its name."""
     return {
         f"{kind}.{name}": tensor
@@ -162,6 +163,7 @@ def _moments(parameters: dict[str, Tensor], optimizer: PaperAdam) -> dict[str, T
 
 
 def _copy_all(stored: dict[str, Tensor], wanted: dict[str, Any], checkpoint: Path) -> None:
+    stored = {current_parameter_name(name): tensor for name, tensor in stored.items()}
     if stored.keys() != wanted.keys():
         odd = sorted(stored.keys() ^ wanted.keys())
         raise UserError(f"{checkpoint} is not of this model: {odd[0]} is on one side only.")

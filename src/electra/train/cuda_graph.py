@@ -24,16 +24,16 @@ def capture_cuda_graph(step: Step, rows: Tensor) -> GraphedStep:
     """
     objective, optimizer = step.objective, step.optimizer
     twins = []
-    if step.dtype == torch.bfloat16 and optimizer.fits():
+    if step.dtype == torch.bfloat16 and optimizer.supports_kernels():
         from electra.kernels.encode import keep_copies
 
         twins = keep_copies(objective, step.dtype)
     static_rows = rows.clone()
     rate = torch.zeros((), device=rows.device)
     static_mask_rate = torch.full(
-        (), float(objective.rate), dtype=torch.float64, device=rows.device
+        (), float(objective.mask_rate), dtype=torch.float64, device=rows.device
     )
-    mask_rate, moving = objective.rate, bool(objective.config.mask_rate_end)
+    mask_rate, moving = objective.mask_rate, bool(objective.config.mask_rate_end)
     # Allocated before the capture: inside it, each replay would create them anew, as zeros.
     moments = [m for p in objective.parameters() for m in optimizer.moments(p).values()]
     # The warm-up runs at a learning rate of 0, which leaves the weights alone, but not these.
@@ -41,7 +41,7 @@ def capture_cuda_graph(step: Step, rows: Tensor) -> GraphedStep:
     graphs = {}
     pool, side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     try:
-        objective.rate = static_mask_rate if moving else mask_rate
+        objective.mask_rate = static_mask_rate if moving else mask_rate
         for _ in objective.each_stage():
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -51,9 +51,9 @@ def capture_cuda_graph(step: Step, rows: Tensor) -> GraphedStep:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=side):
                 sums = step(static_rows, rate)
-            graphs[objective.in_second_stage] = graph, sums, optimizer.settle()
+            graphs[objective.in_second_stage] = graph, sums, optimizer.finish_capture()
     finally:
-        objective.rate = mask_rate
+        objective.mask_rate = mask_rate
         for moment, value in zip(moments, before, strict=True):
             moment.copy_(value)
 
@@ -63,7 +63,7 @@ def capture_cuda_graph(step: Step, rows: Tensor) -> GraphedStep:
         static_rows.copy_(rows)
         rate.fill_(now)
         if moving:
-            static_mask_rate.fill_(objective.rate)
+            static_mask_rate.fill_(objective.mask_rate)
         for copies in twins:
             copies.fresh()  # in case something other than the step changed parameters
         graph, sums, _ = graphs[objective.in_second_stage]

@@ -130,6 +130,7 @@ def train(run: Run, batches: Iterator[Tensor], stop: GracefulStop) -> None:
             state.best = {}
         progress = run.objective.stage_progress(run.progress)
         rate = learning_rate(progress, run.stage_steps, run.optim)
+        run.objective.set_step(state.step)
         metrics.add(take_step(rows, rate))  # tensors, never floats: no hidden synchronisation
         state.step += 1
         state.rows += len(rows)

@@ -27,7 +27,7 @@ from electra.models.frequency_generator import FrequencyGenerator
 from electra.objectives.corrupt import max_masked
 from electra.objectives.kinds import build
 from electra.objectives.objective import Objective, VocabInfo
-from electra.optim.adam import PaperAdam, parameter_groups
+from electra.optim.optimizer import Optimizer, build_optimizer
 from electra.run_dir import GracefulStop, check_out_dir, lock_run_dir
 from electra.text.shards import Shards
 from electra.text.tokenizer import Vocabulary, fingerprint, load_tokenizer, load_vocabulary
@@ -197,7 +197,8 @@ def build_objective(config: PretrainConfig, vocab: Vocabulary) -> Objective:
     """The networks with their initial weights, and the loss."""
     ids = VocabInfo(vocab.mask, vocab.special, vocab.absent)
     objective = build(config.objective, config.model, config.generator, ids)
-    objective.start = vocab.cls if config.data.document_mask else None
+    objective.set_seed(config.train.seed)
+    objective.document_start_id = vocab.cls if config.data.document_mask else None
     return objective
 
 
@@ -276,12 +277,8 @@ def build_step(config: PretrainConfig, objective: Objective) -> Step:
     device = objective.maskable.device
     dtype = choose_precision(loop.precision, device)
     fused = loop.fused_kernels != "off"
-    optimizer = PaperAdam(
-        parameter_groups(objective, optim.weight_decay),
-        betas=optim.betas,
-        eps=optim.eps,
-        clip=optim.clip,
-        kernels=fused,
+    optimizer = build_optimizer(
+        objective, optim, generator_modules=objective.generator_modules, kernels=fused
     )
     if fused and not loop.compile and dtype == torch.bfloat16 and knows_bf16(device):
         use_fused_kernels_(objective, recompute=loop.activation_checkpointing)
@@ -297,7 +294,7 @@ def build_step(config: PretrainConfig, objective: Objective) -> Step:
 
 
 def load_latest(
-    out: Path, objective: Objective, optimizer: PaperAdam, shards: Shards
+    out: Path, objective: Objective, optimizer: Optimizer, shards: Shards
 ) -> TrainState:
     """Put a run back to its last checkpoint; without one it is at its beginning."""
     checkpoint.clean(out)

@@ -10,7 +10,7 @@ from electra.device import autocast
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
 from electra.objectives.objective import LossOutput, Objective
-from electra.optim.adam import PaperAdam
+from electra.optim.optimizer import Optimizer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class Step:
     """Updates the networks from one batch; needs no run, no folder and no console."""
 
     objective: Objective
-    optimizer: PaperAdam
+    optimizer: Optimizer
     forward: Callable[..., LossOutput]
     """The objective, or its compiled form."""
     dtype: torch.dtype
@@ -49,5 +49,5 @@ class Step:
             with autocast(self.device, self.dtype, cache=False):
                 outcome = self.forward(Batch(*part[:fields]), Masked(*part[fields:]), totals)
             outcome.loss.backward()
-            sums.append(outcome.sums)
+            sums.append(outcome.metric_sums)
         return sum(sums[1:], sums[0])

@@ -9,6 +9,8 @@ from electra.device import autocast, random_state, set_random_state
 from electra.objectives.objective import Objective
 from electra.text.shards import Shards
 
+VALIDATION_STEP = -1
+"""The step of validation's masks and samples, so that they are the same each time."""
 COUNTED_AT_ONCE = 65_536
 """Rows in memory while words are counted."""
 
@@ -21,17 +23,23 @@ def validate(
     device = objective.maskable.device
     before, was_training = random_state(device), objective.training
     torch.manual_seed(0)
+    counter = objective.counter.clone()
+    objective.set_seed(0)
     objective.eval()
     sums = torch.zeros(len(objective.metric_names), device=device)
     verdicts = []
-    for part in rows.split(micro_batch):
+    for first_row, part in zip(
+        range(0, len(rows), micro_batch), rows.split(micro_batch), strict=True
+    ):
+        objective.set_step(VALIDATION_STEP, first_row)
         masked = objective.mask_batch(part.to(device))
         with autocast(device, dtype):
             outcome = objective(*masked)
-        sums += outcome.sums
-        if outcome.scores is not None:
-            verdicts.append((outcome.scores, outcome.replaced, outcome.loss_mask))
+        sums += outcome.metric_sums
+        if outcome.logits is not None:
+            verdicts.append((outcome.logits, outcome.replaced, outcome.loss_mask))
     objective.train(was_training)
+    objective.counter.copy_(counter)
     set_random_state(before)
     metrics = objective.compute_metrics(
         dict(zip(objective.metric_names, sums.tolist(), strict=True))

@@ -1,0 +1,60 @@
+"""What the training loop needs of an optimizer, and how a run builds the one of the paper."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from electra.optim.adam import PaperAdam, parameter_groups
+from electra.optim.schedule import OptimConfig
+
+
+class Optimizer(Protocol):
+    """An optimizer that clips gradients itself and keeps its state by parameter."""
+
+    def step(self, lr: float | Tensor) -> Tensor:
+        """Update the parameters; return the norm of the gradient before clipping, as a tensor.
+
+        `lr` is the learning rate of the schedule; a parameter group may scale it. In a CUDA graph
+        it is an fp32 tensor on the device.
+        """
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+
+    def moments(self, p: Tensor) -> dict[str, Tensor]:
+        """Return the state of a parameter by name, made on first use; checkpoints store it."""
+
+    def supports_kernels(self) -> bool:
+        """Whether `step` runs through fused kernels, which also write bf16 shadow weights."""
+
+    def finish_capture(self) -> Any:
+        """Finish the capture of a CUDA graph; return what must live as long as the graph."""
+
+
+def build_optimizer(
+    module: nn.Module,
+    config: OptimConfig,
+    *,
+    generator_modules: Sequence[str] = ("generator",),
+    kernels: bool = True,
+) -> Optimizer:
+    """Build the optimizer of a run.
+
+    The parameters below `generator_modules` are the generator's own; parameters that it shares
+    with the discriminator are the discriminator's.
+    """
+    separate = bool(config.clip_by == "network" or config.generator_lr or config.generator_eps)
+    groups = parameter_groups(module, config.weight_decay, generator_modules if separate else ())
+    for group in groups:
+        if group["network"] == "generator":
+            group["eps"] = config.generator_eps or config.eps
+            group["lr_scale"] = config.generator_lr / config.lr if config.generator_lr else 1.0
+    return PaperAdam(
+        groups,
+        betas=config.betas,
+        eps=config.eps,
+        clip=config.clip,
+        clip_by=config.clip_by,
+        kernels=kernels,
+    )
