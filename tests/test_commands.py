@@ -491,7 +491,6 @@ ARRIVING = {
         "evaluate r --data d --rows 7",
         {"run": Path("r"), "data": Path("d"), "rows": 7},
     ),
-    "electra.hub.inference.fill": ("fill m t --top 3", {"model": "m", "text": "t", "top": 3}),
     "electra.finetune.predict.predict": (
         "predict m a.txt --precision bf16",
         {"model": "m", "source": Path("a.txt"), "precision": "bf16"},
