@@ -36,11 +36,11 @@ def flops(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Count the compute of a recipe, by the paper's rules and by what the hardware does.
+    """Count the FLOPs of a recipe, by the paper's rules and on the hardware.
 
-    The paper's rules count every operation, a lookup as a product with a one-hot vector, and let a
-    backward pass cost one forward pass. The hardware's count has the matrix products alone, and a
-    backward pass costs two; a budget in FLOPs is spent by this one.
+    The paper's rules count every operation, an embedding lookup as a multiplication with a one-hot
+    vector, and a backward pass like one forward pass. The hardware count has only the matrix
+    multiplications, and a backward pass costs two forward passes; budgets in FLOPs use this one.
 
     Example:  electra flops paper.small --budget 1e16flops generator.width=0.5
     """
@@ -320,7 +320,9 @@ def _show_paper(rows: list[dict[str, Any]]) -> None:
         )
     console, _ = consoles()
     console.print(table)
-    console.print("ELECTRA-Small: the authors' own counter gives 1.29e18 as well.", highlight=False)
+    console.print(
+        "ELECTRA-Small: the counter of google-research/electra gives 1.29e18, too.", highlight=False
+    )
 
 
 def _show_recipe(found: dict[str, Any]) -> None:
@@ -328,7 +330,9 @@ def _show_recipe(found: dict[str, Any]) -> None:
     from rich.text import Text
 
     paper, ours, length = found["paper"], found["hardware"], found["length"]
-    title = Text(f"{found['recipe']}, {found['budget']}, {found['batch']} rows of {length} a step")
+    title = Text(
+        f"{found['recipe']}, {found['budget']}, {found['batch']} rows of {length} per step"
+    )
     table = Table(title=title, title_justify="left", box=None)
     table.add_column("FLOPs")
     table.add_column("paper's rules", justify="right")
@@ -338,7 +342,7 @@ def _show_recipe(found: dict[str, Any]) -> None:
     for key, name in known.items():
         times = "-" if paper[key] is None else f"{paper[key]:.3g}"
         table.add_row(f"  x the paper's {name}", times, "")
-    table.add_row("training, a token", _flops(paper["per_token"]), _flops(ours["per_token"]))
+    table.add_row("training, per token", _flops(paper["per_token"]), _flops(ours["per_token"]))
     uses = {length: "inference", 128: "inference_128"}
     for n, key in uses.items() if length != 128 else [(128, "inference")]:
         table.add_row(f"inference, a row of {n}", _flops(paper[key]), _flops(ours[key]))
