@@ -38,6 +38,7 @@ def tuned(finished, tmp_path_factory):
     """A model fine-tuned to tell persons from places, and one that tags persons."""
     from rich.console import Console
 
+    from electra.config import override
     from electra.finetune.run import finetune
     from electra.finetune.settings import FinetuneConfig
     from electra.tasks.load import load_task
@@ -53,7 +54,7 @@ def tuned(finished, tmp_path_factory):
     ]
     (out / "data.conll").write_text("\n\n".join(sentences * 2) + "\n")
     console = Console(quiet=True)
-    config = FinetuneConfig(device="cpu", epochs=1, lr=1e-3, batch=8)
+    config = override(FinetuneConfig(), ["device=cpu", "epochs=1", "lr=1e-3", "batch=8"])
     task = load_task("classify", out / "data.csv")
     finetune(str(finished), task, out / "classify", [0], config, console)
     task = load_task("tag", out / "data.conll")

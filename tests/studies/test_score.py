@@ -1,11 +1,12 @@
 """Where the scores of a study come from."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from electra.config import override
 from electra.errors import UserError
-from electra.finetune import probe
 from electra.finetune.settings import FinetuneConfig
 from electra.studies.score import (
     BlimpScorer,
@@ -40,7 +41,10 @@ def test_a_score_knows_where_it_came_from():
     one = SCORER
     assert one.origin != replace(one, seeds=(0,)).origin
     assert one.origin != replace(one, config=FinetuneConfig(lr=1)).origin
-    assert one.origin == replace(one, config=FinetuneConfig(device="cpu", at_once=2)).origin
+    assert (
+        one.origin
+        == replace(one, config=override(FinetuneConfig(), ["device=cpu", "at_once=2"])).origin
+    )
     assert BlimpScorer(PAIRS).origin != BlimpScorer(PAIRS[:-1]).origin
 
 
@@ -57,7 +61,7 @@ def test_the_median_of_the_fine_tuning_seeds(tmp_path, console, monkeypatch):
 
 def test_every_pair_counts_the_same(tmp_path, console, monkeypatch):
     found = [
-        probe.Probed(phenomenon=n, accuracy=a, pairs=c) for n, a, c in (("a", 1, 8), ("b", 0, 2))
+        SimpleNamespace(phenomenon=n, accuracy=a, pairs=c) for n, a, c in (("a", 1, 8), ("b", 0, 2))
     ]
     monkeypatch.setattr(
         "electra.studies.score.resolve_model", lambda *_: tmp_path / "discriminator"
