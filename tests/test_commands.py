@@ -491,7 +491,6 @@ ARRIVING = {
         "evaluate r --data d --rows 7",
         {"run": Path("r"), "data": Path("d"), "rows": 7},
     ),
-    "electra.hub.inference.fill": ("fill m t --top 3", {"model": "m", "text": "t", "top": 3}),
     "electra.finetune.predict.predict": (
         "predict m a.txt --precision bf16",
         {"model": "m", "source": Path("a.txt"), "precision": "bf16"},
@@ -505,7 +504,7 @@ ARRIVING = {
         {"model": "m", "data": Path("d"), "out": Path("o"), "seeds": [3, 7], "config": TUNED}
         | {"only": ["cola", "rte"], "from_mnli": True},
     ),
-    "electra.studies.score.open_sources": (
+    "electra.studies.score.build_scorers": (
         "study objectives --data d --out o --glue g --tasks cola --task tag --task-data t "
         "--blimp b --blimp-pairs 5 --tuning-seeds 3,7 --tuning lr=1e-3",
         {"glue": Path("g"), "tasks": ["cola"], "task": "tag", "task_data": Path("t")}
@@ -531,7 +530,7 @@ def test_every_option_of_inspect_arrives(arrived, tokenizer_folder):
 
 def test_every_option_of_a_study_arrives(electra, monkeypatch):
     given = {}
-    monkeypatch.setattr("electra.studies.score.open_sources", lambda **_: [])
+    monkeypatch.setattr("electra.studies.score.build_scorers", lambda **_: [])
     monkeypatch.setattr(
         "electra.studies.run.run_study",
         lambda study, **named: given.update(named, study=study) or 3,
@@ -559,8 +558,8 @@ def test_every_option_of_a_study_arrives(electra, monkeypatch):
         "data": Path("d"),
         "out": Path("o"),
         "seeds": [3, 7],
-        "changes": ["data.batch_size=8"],
+        "overrides": ["data.batch_size=8"],
     }
-    expected |= {"sources": [], "reuse": [Path("x"), Path("y")]}
+    expected |= {"scorers": [], "reuse": [Path("x"), Path("y")]}
     assert {name: given[name] for name in expected} == expected
     assert given["command"].startswith("electra study objectives data.batch_size=8 --data d")

@@ -1,5 +1,6 @@
 """Find a model: in a run, in a checkpoint, in a folder of its own, or on the Hugging Face Hub."""
 
+import difflib
 from pathlib import Path
 from typing import Literal
 
@@ -8,40 +9,87 @@ from electra.errors import UserError, require
 Network = Literal["discriminator", "generator", "encoder"]
 FOLDERS: dict[Network, tuple[str, ...]] = {
     "discriminator": ("discriminator",),
-    "generator": ("generator", "mlm"),  # a run of masked language modelling has no other
-    "encoder": ("discriminator", "mlm"),  # the network that is kept, whatever its head
+    "generator": ("generator", "mlm"),  # a run of masked language modelling has only `mlm`
+    "encoder": ("discriminator", "mlm"),  # the network to fine-tune, whatever its head
 }
+SUBFOLDERS = ("discriminator", "generator", "mlm", "model")
+"""Where a checkpoint, or the output of fine-tuning, keeps its networks."""
 
 
 def resolve_model(model: str, network: Network) -> Path:
-    """The folder of a network: in a run, in a checkpoint, itself, or fetched from the Hub."""
+    """Return the folder of one network of a run, checkpoint, model folder or Hub model."""
+    return find_network(find_model(model), network)
+
+
+def find_model(model: str) -> Path:
+    """Return the local folder of a model: a run's last checkpoint, the folder, or a download."""
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        return _download(model)
+    checkpoints = sorted((path / "checkpoints").glob("step-*"))
+    if checkpoints:
+        return checkpoints[-1]
+    if _holds_model(path):
+        return path
+    if (path / "config.yaml").is_file():
+        raise UserError(f"The run {path} has no checkpoint yet: continue it with --resume.")
+    raise UserError(f"{path} is neither a run nor a checkpoint nor a folder with a model.")
+
+
+def find_network(folder: Path, network: Network) -> Path:
+    """Return the folder of one network inside the folder of a model."""
+    for name in (*FOLDERS[network], "model"):
+        if (folder / name / "config.json").is_file():
+            return folder / name
+    others = [name for name in SUBFOLDERS if (folder / name).is_dir()]
+    if others:
+        raise UserError(
+            f"{folder} has no {network}, only {' and '.join(others)}: the run's objective decides "
+            f"what it trains (objective.kind, generator.kind in {folder / 'config.yaml'})."
+        )
+    return folder
+
+
+def _holds_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() or any(
+        (folder / name / "config.json").is_file() for name in SUBFOLDERS
+    )
+
+
+def _download(model: str) -> Path:
+    """Download a model from the Hub; names that cannot be one are refused at once."""
     path = Path(model)
-    if path.is_dir():
-        checkpoints = sorted((path / "checkpoints").glob("step-*"))
-        place = checkpoints[-1] if checkpoints else path
-        for inner in (*FOLDERS[network], "model"):  # a checkpoint, or what fine-tuning wrote
-            if (place / inner / "config.json").is_file():
-                return place / inner
-        others = [name for name in ("discriminator", "generator", "mlm") if (place / name).is_dir()]
-        if others:
-            raise UserError(
-                f"{place} has no {network}, only {' and '.join(others)}: that is what the run's "
-                f"objective leaves (objective.kind, generator.kind in {place / 'config.yaml'})."
-            )
-        if (path / "config.json").is_file():
-            return path
-        if (path / "config.yaml").is_file():
-            raise UserError(f"The run {path} has no checkpoint yet: go on with it by --resume.")
-        raise UserError(f"{path} is neither a run nor a checkpoint nor a folder with a model.")
     # A Hub name looks like a path of two parts, but its first part is no folder here.
     if path.exists() or model.count("/") != 1 or path.parent.exists() or model[0] in "./~":
-        raise UserError(f"There is no model at '{model}': give a run, a folder or a Hub name.")
+        raise UserError(
+            f"There is no model at '{model}': give a run, a folder or a Hub name."
+            f"{suggest_model(model)}"
+        )
     hub = require("huggingface_hub", "hub")
     wanted = ["config.json", "model.safetensors", "tokenizer*.json", "vocab.txt", "task.json"]
     try:
         return Path(hub.snapshot_download(model, allow_patterns=wanted))
-    except Exception as error:  # the library has a dozen kinds, each a reason of one line
+    except Exception as error:  # the library raises a dozen types; the first line says why
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"'{model}' is no folder here, and the Hub did not give it: {reason}"
+            f"'{model}' is not a folder here, and the Hub did not provide it: {reason}"
+            f"{suggest_model(model)}"
         ) from None
+
+
+def suggest_model(name: str) -> str:
+    """Return ` Did you mean '…'?` for a model nearby with a similar name, or nothing."""
+    near = {Path(name).parent, Path("runs"), Path()}
+    folders = [
+        folder
+        for parent in sorted(near)
+        if parent.is_dir()
+        for folder in sorted(parent.iterdir())
+        if folder.is_dir() and ((folder / "checkpoints").is_dir() or _holds_model(folder))
+    ]
+    by_name = {str(folder): str(folder) for folder in folders}
+    by_name = {folder.name: str(folder) for folder in folders} | by_name
+    close = difflib.get_close_matches(name, by_name, n=1) or difflib.get_close_matches(
+        Path(name).name, by_name, n=1
+    )
+    return f" Did you mean '{by_name[close[0]]}'?" if close else ""

@@ -10,12 +10,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from electra.api import load
 from electra.errors import UserError
 from electra.finetune import probe as room
 from electra.finetune.probe import Probed, probe, score_rows
 from electra.hub.electric import mark_electric
 from electra.hub.folders import export, load_discriminator, load_generator
-from electra.hub.inference import score_sentences
 from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
 from electra.tasks.blimp import Pair
@@ -121,9 +121,7 @@ def test_electric_is_asked_by_its_energies(both, tmp_path):
     shutil.copytree(both / "discriminator", folder)
     mark_electric(folder)
     examples = pairs(90)
-    good, bad = (
-        score_sentences(str(folder), [getattr(p, n) for p in examples]) for n in ("good", "bad")
-    )
+    good, bad = (load(folder).score([getattr(p, n) for p in examples]) for n in ("good", "bad"))
     found = probe(str(folder), examples, "discriminator", QUIET, device="cpu")
     for n, each in enumerate(found):
         right = [a > b for a, b in zip(good[n::3], bad[n::3], strict=True)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from electra.hub.inference import score_sentences
+from electra.api import load
 from electra.objectives.electric import prior_logit
 from electra.train.pretrain import start
 
@@ -139,5 +139,5 @@ def test_the_command_that_scores(electra, refused, tiny, tmp_path, console):
     code, out, _ = electra("score", tmp_path / "electric", file)
     assert code == 0
     found = [float(line.split()[0]) for line in out.splitlines()]
-    assert found == pytest.approx(score_sentences(str(tmp_path / "electric"), texts), abs=1e-3)
+    assert found == pytest.approx(load(tmp_path / "electric").score(texts), abs=1e-3)
     assert "objective.kind=electric" in refused("score", tmp_path / "rtd", file)

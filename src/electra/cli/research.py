@@ -1,4 +1,4 @@
-"""The verbs of the laboratory: flops, study."""
+"""The commands for research: flops, study."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,11 +36,11 @@ def flops(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Count the compute of a recipe, by the paper's rules and by what the hardware does.
+    """Count the FLOPs of a recipe, by the paper's rules and on the hardware.
 
-    The paper's rules count every operation, a lookup as a product with a one-hot vector, and let a
-    backward pass cost one forward pass. The hardware's count has the matrix products alone, and a
-    backward pass costs two; a budget in FLOPs is spent by this one.
+    The paper's rules count every operation, an embedding lookup as a multiplication with a one-hot
+    vector, and a backward pass like one forward pass. The hardware count has only the matrix
+    multiplications, and a backward pass costs two forward passes; budgets in FLOPs use this one.
 
     Example:  electra flops paper.small --budget 1e16flops generator.width=0.5
     """
@@ -72,7 +72,7 @@ def flops(
 def study(
     name: Annotated[
         str | None,
-        typer.Argument(help="Which study; without a name they are listed.", show_default=False),
+        typer.Argument(help="The study; without it, all are listed.", show_default=False),
     ] = None,
     settings: Settings = None,
     *,
@@ -80,27 +80,25 @@ def study(
         Path | None,
         typer.Option(help="The folder that  electra prepare  wrote.", show_default=False),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The folder for everything.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The output folder.", show_default=False)] = None,
     scale: Annotated[
         str, typer.Option(help="tiny (a CPU, minutes), small (a GPU), paper (full length).")
     ] = "tiny",
     budget: Annotated[
         str | None,
-        typer.Option(help="FLOPs of each arm, as 5e16flops.", show_default="the scale's"),
+        typer.Option(help="FLOPs of each arm, such as 5e16flops.", show_default="the scale's"),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="Seeds of pre-training: 2 means 0 and 1; 3,7 those two.")
+        str, typer.Option(help="Seeds of pre-training: 2 means 0 and 1; 3,7 means these two.")
     ] = "2",
     arms: Annotated[
-        str, typer.Option(help="Only these arms, as  ELECTRA,BERT .", show_default="all")
+        str, typer.Option(help="Only these arms, such as  ELECTRA,BERT .", show_default="all")
     ] = "",
     reuse: Annotated[
         list[Path] | None,
         typer.Option(
-            help="The --out of another study, or of a part of this one: cells with the same "
-            "settings, data and scores are taken from it; may be given several times.",
+            help="The --out of another study, or of a part of this one: runs with the same "
+            "settings, data and scores are copied from it; may be given several times.",
             show_default=False,
         ),
     ] = None,
@@ -109,7 +107,7 @@ def study(
         typer.Option(help="Score by GLUE: the folder with its tasks.", show_default=False),
     ] = None,
     tasks: Annotated[
-        str, typer.Option(help="Of GLUE only these.", show_default="all there are")
+        str, typer.Option(help="Only these tasks of GLUE.", show_default="all in the folder")
     ] = "",
     task: Annotated[
         str | None,
@@ -122,7 +120,7 @@ def study(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="A setting of fine-tuning, as  lr=1e-3 ; may be given several times.",
+            help="A setting of fine-tuning, such as  lr=1e-3 ; may be given several times.",
             show_default=False,
         ),
     ] = None,
@@ -135,11 +133,11 @@ def study(
         int, typer.Option(min=0, help="Pairs of each BLiMP file; 0 means all.")
     ] = 0,
 ) -> None:
-    """Run a table or a figure of the paper: all arms at equal FLOPs, on the same data.
+    """Reproduce a table or a figure of the paper: all arms at equal FLOPs, on the same data.
 
-    OUT gets a run and its scores for each arm and seed under `cells`, a line for each in
-    results.jsonl, table.md, figure.png, and page.md with the paper's numbers beside ours. Ctrl-C
-    saves; the same command goes on with what is missing, and more seeds or scores can be added.
+    OUT gets a run for each arm and seed under `runs`, a line for each in results.jsonl, and
+    table.md, figure.png and page.md with the paper's numbers and ours. Ctrl-C saves; the same
+    command continues with what is missing, and can add seeds or scores.
 
     Example:  electra study objectives --data shards --out studies/objectives --blimp blimp
     """
@@ -151,25 +149,31 @@ def study(
     from electra.config import override
     from electra.errors import UserError
     from electra.finetune.settings import FinetuneConfig
-    from electra.studies.named import STUDIES, find_study
+    from electra.studies.paper import STUDIES, find_study
     from electra.studies.run import run_study
-    from electra.studies.score import open_sources
-    from electra.studies.study import SCALES, check_changes, find_scale, only_arms, read_budget
+    from electra.studies.score import build_scorers
+    from electra.studies.study import (
+        SCALES,
+        check_overrides,
+        find_scale,
+        parse_flops_budget,
+        select_arms,
+    )
 
     if name is None:
         for known, build in STUDIES.items():
             typer.echo(f"{known:20}{build(SCALES['tiny']).title}")
         return
     chosen = find_study(name, find_scale(scale))
-    check_changes(chosen, settings or [])  # before the choice of arms: what varies is the study's
+    check_overrides(chosen, settings or [])  # before some arms are left out
     if budget is not None:
-        chosen = replace(chosen, budget=read_budget(budget))
+        chosen = replace(chosen, budget=parse_flops_budget(budget))
     if arms:
-        chosen = only_arms(chosen, read_names(arms))
+        chosen = select_arms(chosen, read_names(arms))
     if data is None or out is None:
-        raise UserError("Name the prepared text with --data and a folder with --out.")
+        raise UserError("Give the prepared text with --data and an output folder with --out.")
     chosen_seeds = read_seeds(seeds)
-    sources = open_sources(
+    scorers = build_scorers(
         glue=glue,
         tasks=read_names(tasks),
         task=task,
@@ -179,21 +183,21 @@ def study(
         seeds=read_seeds(tuning_seeds, "--tuning-seeds"),
         config=override(FinetuneConfig(), tuning or []),
     )
-    warn([warning for source in sources for warning in source.warnings])
+    warn([warning for scorer in scorers for warning in scorer.warnings])
     code = run_study(
         chosen,
         data=data,
         out=out,
         seeds=chosen_seeds,
-        changes=settings or [],
-        sources=sources,
+        overrides=settings or [],
+        scorers=scorers,
         reuse=reuse or [],
         command=shlex.join(["electra", *sys.argv[1:]]),
         console=consoles()[1],
     )
     if code == 0:
         typer.echo((out / "table.md").read_text(encoding="utf-8"))
-        typer.echo(f"The page: {out / 'page.md'}")
+        typer.echo(f"Report: {out / 'page.md'}")
     raise typer.Exit(code)
 
 
@@ -318,7 +322,9 @@ def _show_paper(rows: list[dict[str, Any]]) -> None:
         )
     console, _ = consoles()
     console.print(table)
-    console.print("ELECTRA-Small: the authors' own counter gives 1.29e18 as well.", highlight=False)
+    console.print(
+        "ELECTRA-Small: the counter of google-research/electra gives 1.29e18, too.", highlight=False
+    )
 
 
 def _show_recipe(found: dict[str, Any]) -> None:
@@ -326,7 +332,9 @@ def _show_recipe(found: dict[str, Any]) -> None:
     from rich.text import Text
 
     paper, ours, length = found["paper"], found["hardware"], found["length"]
-    title = Text(f"{found['recipe']}, {found['budget']}, {found['batch']} rows of {length} a step")
+    title = Text(
+        f"{found['recipe']}, {found['budget']}, {found['batch']} rows of {length} per step"
+    )
     table = Table(title=title, title_justify="left", box=None)
     table.add_column("FLOPs")
     table.add_column("paper's rules", justify="right")
@@ -336,7 +344,7 @@ def _show_recipe(found: dict[str, Any]) -> None:
     for key, name in known.items():
         times = "-" if paper[key] is None else f"{paper[key]:.3g}"
         table.add_row(f"  x the paper's {name}", times, "")
-    table.add_row("training, a token", _flops(paper["per_token"]), _flops(ours["per_token"]))
+    table.add_row("training, per token", _flops(paper["per_token"]), _flops(ours["per_token"]))
     uses = {length: "inference", 128: "inference_128"}
     for n, key in uses.items() if length != 128 else [(128, "inference")]:
         table.add_row(f"inference, a row of {n}", _flops(paper[key]), _flops(ours[key]))

@@ -1,8 +1,12 @@
 """`electra predict`: a fine-tuned model on new text, in batches."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+from tokenizers import Tokenizer
 
 from electra.device import Device, Precision, choose_device, choose_precision
 from electra.errors import UserError
@@ -11,6 +15,7 @@ from electra.finetune.judge import Record, answers, encode
 from electra.hub.folders import load_tokenizer_and_vocab
 from electra.hub.heads import TaskCard, load_task_model
 from electra.model_paths import resolve_model
+from electra.models.heads import TaskModel
 from electra.tasks.conll import more_tagged
 from electra.tasks.examples import Sentence, Tagged
 from electra.tasks.folder import ending
@@ -21,37 +26,71 @@ from electra.tasks.squad import more_questions
 from electra.tasks.squad_files import Columns
 from electra.tasks.table import read_text
 from electra.text.read import clean
+from electra.text.tokenizer import Vocabulary
 
 CHUNK = 20_000
 """Examples that are held in memory as tokens at a time."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictor:
+    """A fine-tuned model on its device, with its tokenizer."""
+
+    network: TaskModel
+    card: TaskCard
+    tokenizer: Tokenizer
+    vocab: Vocabulary
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether an example has two texts."""
+        return self.card.pairs or bool(self.card.columns.get("pair"))
+
+    def predict(self, examples: Sequence[Any]) -> Iterator[Record]:
+        """Yield one record per example."""
+        if self.card.without_stops:
+            examples = [without_stop(example) for example in examples]
+        for begin in range(0, len(examples), CHUNK):
+            some = examples[begin : begin + CHUNK]
+            features = encode(self.card, some, self.tokenizer, self.vocab)
+            (found,) = infer(
+                self.network,
+                features,
+                self.card.kind,  # type: ignore[arg-type]
+                pad_id=self.vocab.pad,
+                device=self.device,
+                dtype=self.dtype,
+                beam=self.card.beam,
+            )
+            records = answers(self.card, features, some, found)
+            for example, record in zip(some, records, strict=True):
+                yield decided(self.card, example, record)
+
+
+def load_predictor(folder: Path, device: torch.device, dtype: torch.dtype) -> Predictor:
+    """Load a fine-tuned model."""
+    network, card = load_task_model(folder)
+    tokenizer, vocab = load_tokenizer_and_vocab(folder)
+    return Predictor(
+        network=network.to(device),
+        card=card,
+        tokenizer=tokenizer,
+        vocab=vocab,
+        device=device,
+        dtype=dtype,
+    )
+
+
 def predict(
     model: str, source: Path, device: Device = "auto", precision: Precision = "auto"
 ) -> Iterator[Record]:
-    """One record per text of the file."""
-    folder = resolve_model(model, "discriminator")
-    network, card = load_task_model(folder)
-    tokenizer, vocab = load_tokenizer_and_vocab(folder)
-    examples = read_examples(source, card)
-    if card.without_stops:
-        examples = [without_stop(example) for example in examples]
+    """Yield one record per text of the file."""
     place = choose_device(device, "device")
-    network.to(place)
-    for begin in range(0, len(examples), CHUNK):
-        some = examples[begin : begin + CHUNK]
-        features = encode(card, some, tokenizer, vocab)
-        (found,) = infer(
-            network,
-            features,
-            card.kind,  # type: ignore[arg-type]
-            pad_id=vocab.pad,
-            device=place,
-            dtype=choose_precision(precision, place),
-            beam=card.beam,
-        )
-        for example, record in zip(some, answers(card, features, some, found), strict=True):
-            yield decided(card, example, record)
+    folder = resolve_model(model, "discriminator")
+    predictor = load_predictor(folder, place, choose_precision(precision, place))
+    yield from predictor.predict(read_examples(source, predictor.card))
 
 
 def decided(card: TaskCard, example: Any, record: Record) -> Record:

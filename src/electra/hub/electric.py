@@ -1,4 +1,4 @@
-"""Folders of Electric: their discriminator gives energies, which `config.json` says."""
+"""Model folders of Electric: `config.json` records that the discriminator outputs energies."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ KEY = "electra_objective"
 
 
 def mark_electric(folder: Path) -> None:
-    """Say in a model's `config.json` that its scores are energies."""
+    """Record in a model's `config.json` that its outputs are energies."""
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) | {KEY: "electric"}
     text = json.dumps(config, indent=2, ensure_ascii=False)
@@ -15,6 +15,6 @@ def mark_electric(folder: Path) -> None:
 
 
 def is_electric(folder: Path) -> bool:
-    """Whether a model's scores are energies."""
+    """Return whether a model's outputs are energies."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return config.get(KEY) == "electric"

@@ -1,6 +1,6 @@
-"""Hugging Face folders: a network as `config.json` + `model.safetensors`, for transformers.
+"""Model folders for transformers: a network as `config.json` and `model.safetensors`.
 
-Written and read with safetensors alone; transformers is not needed for either.
+They are written and read with safetensors; transformers is not needed.
 """
 
 import json
@@ -40,13 +40,13 @@ DISCRIMINATOR_HEAD = {
 GENERATOR_HEAD = {"dense": "generator_predictions.dense", "norm": "generator_predictions.LayerNorm"}
 PARTS = ("weight", "bias")
 BODY = "electra."
-"""What the names of the encoder's tensors begin with in each class that has a head."""
+"""Prefix of the encoder's tensors in the classes of transformers that have a head."""
 TOKEN_TABLE = f"{BODY}embeddings.{EMBEDDINGS['token.weight']}"
 N = TypeVar("N", Generator, Discriminator)
 
 
 def export(network: Generator | Discriminator, folder: Path, pad_id: int) -> None:
-    """Write one network; padded rows of the vocabulary stay behind."""
+    """Write one network, without the padding rows of its token table."""
     kind = "ElectraForMaskedLM" if isinstance(network, Generator) else "ElectraForPreTraining"
     config = network.encoder.config
     write_model(
@@ -67,23 +67,23 @@ def write_model(
         tensor = ours.detach()
         if theirs.endswith(("word_embeddings.weight", "generator_lm_head.bias")):
             tensor = tensor[:vocab_size]
-        weights[theirs] = tensor.cpu().clone()  # in memory of its own, which parts of ours share
+        weights[theirs] = tensor.cpu().clone()  # safetensors refuses tensors that share memory
     save_tensors(folder / "model.safetensors", weights)
     text = json.dumps(config, indent=2, ensure_ascii=False)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write tensors in a file that others may read as they may any new file of ours."""
+    """Write tensors to a file with the usual permissions."""
     path.touch()
     mode = path.stat().st_mode
-    here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(here, path, metadata={"format": "pt"})
-    path.chmod(mode)  # safetensors takes a private temporary file, and its mode stays
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(on_cpu, path, metadata={"format": "pt"})
+    path.chmod(mode)  # safetensors leaves the mode of its private temporary file
 
 
 def transformers_config(config: EncoderConfig, kind: str, pad_id: int) -> dict[str, Any]:
-    """The `ElectraConfig` of a network that transformers' class `kind` loads."""
+    """Return the `ElectraConfig` of a network for the transformers class `kind`."""
     return {
         "architectures": [kind],
         "model_type": "electra",
@@ -107,12 +107,12 @@ def transformers_config(config: EncoderConfig, kind: str, pad_id: int) -> dict[s
 
 
 def load_discriminator(folder: Path) -> Discriminator:
-    """A discriminator from a folder of the ecosystem, ours or another's."""
-    return _fill(Discriminator(Encoder(read_config(folder))), folder)
+    """Load a discriminator from a folder, of this project or of `ElectraForPreTraining`."""
+    return _load_weights(Discriminator(Encoder(read_config(folder))), folder)
 
 
 def load_encoder(folder: Path) -> Encoder:
-    """The encoder alone, whatever head is on it."""
+    """Load the encoder alone and ignore the head."""
     encoder = Encoder(read_config(folder))
     weights = read_weights(folder)
     body = {name: tensor for name, tensor in weights.items() if name.startswith(BODY)}
@@ -121,27 +121,27 @@ def load_encoder(folder: Path) -> Encoder:
 
 
 def load_generator(folder: Path) -> Generator:
-    """A generator from a folder of the ecosystem, ours or another's."""
-    return _fill(Generator(Encoder(read_config(folder))), folder)
+    """Load a generator from a folder, of this project or of `ElectraForMaskedLM`."""
+    return _load_weights(Generator(Encoder(read_config(folder))), folder)
 
 
 def load_tokenizer_and_vocab(folder: Path) -> tuple[Tokenizer, Vocabulary]:
-    """The tokenizer of a model; one with tokens that the model does not know is refused."""
+    """Load a model's tokenizer; one with more tokens than the model is refused."""
     tokenizer = load_tokenizer(folder)
     vocab, rows = vocabulary(tokenizer, special_names(folder)), read_config(folder).vocab_size
     if vocab.size > rows:
         raise UserError(
-            f"The tokenizer of {folder} has {vocab.size:,} tokens and its model {rows:,}: take the "
-            "tokenizer that it was trained with, or add rows to the model's table of tokens."
+            f"The tokenizer of {folder} has {vocab.size:,} tokens and its model {rows:,}: use the "
+            "tokenizer that it was trained with, or resize the model's token embeddings."
         )
     return tokenizer, vocab
 
 
 def read_config(folder: Path) -> EncoderConfig:
-    """The sizes in a `config.json`; an architecture that is not ELECTRA's is refused."""
+    """Read the sizes in a `config.json`; other architectures than ELECTRA are refused."""
     path = folder / "config.json"
     if not path.is_file():
-        raise UserError(f"{folder} holds no model: there is no config.json in it.")
+        raise UserError(f"{folder} holds no model: it has no config.json.")
     try:
         c = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
@@ -169,28 +169,29 @@ def read_config(folder: Path) -> EncoderConfig:
         raise UserError(f"{path} has no {missing}; export or download the model again.") from None
 
 
-def _fill(network: N, folder: Path) -> N:
-    """Copy a folder's weights into a network; each name must be there, and none besides."""
+def _load_weights(network: N, folder: Path) -> N:
+    """Copy a folder's weights into a network; the names must match exactly."""
     weights = read_weights(folder)
     output = weights.pop("generator_lm_head.weight", None)
     if output is not None and not torch.equal(output, weights.get(TOKEN_TABLE, output[:0])):
         raise UserError(
-            f"{folder}: the output matrix is not the token table; we have only tied ones."
+            f"{folder}: the output weights differ from the token embeddings; only tied ones "
+            "are supported."
         )
     kind = f"a {type(network).__name__.lower()}"
     copy_weights(folder, weights, dict(_named_tensors(network)), kind)
     return network.eval()
 
 
-def by_new_name(name: str) -> str:
-    """LayerNorm's tensors as they are called today: TensorFlow's names are in older files still."""
+def rename_layer_norm(name: str) -> str:
+    """Replace TensorFlow's names of LayerNorm tensors, which older files have."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
         "LayerNorm.beta", "LayerNorm.bias"
     )
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of `model.safetensors`, under transformers' names."""
+    """Read the tensors of `model.safetensors`, under the names of transformers."""
     path = folder / "model.safetensors"
     if not path.is_file():
         raise UserError(
@@ -201,12 +202,12 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         weights = load_file(path)
     except (OSError, SafetensorError) as error:
         raise UserError(
-            f"{path} is damaged or may not be read ({error}); export or download it again."
+            f"{path} is damaged or cannot be read ({error}); export or download it again."
         ) from None
-    weights = {by_new_name(name): tensor for name, tensor in weights.items()}
+    weights = {rename_layer_norm(name): tensor for name, tensor in weights.items()}
     if not any(name.startswith(BODY) for name in weights):  # ElectraModel alone, without a head
         weights = {f"{BODY}{name}": tensor for name, tensor in weights.items()}
-    # A buffer that some versions of transformers write
+    # A buffer that old versions of transformers write
     weights.pop("electra.embeddings.position_ids", None)
     return weights
 
@@ -214,14 +215,14 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def copy_weights(
     folder: Path, weights: dict[str, Tensor], wanted: dict[str, Tensor], kind: str
 ) -> None:
-    """Copy tensors into those that are wanted; the names must be the same, and the shapes."""
+    """Copy tensors into those of `wanted`; names and shapes must match."""
     path = folder / "model.safetensors"
     missing, unknown = wanted.keys() - weights.keys(), weights.keys() - wanted.keys()
     if missing or unknown:
         lists = {"missing": sorted(missing), "unexpected": sorted(unknown)}
         differing = "; ".join(f"{w} {n[0]} and {len(n) - 1} more" for w, n in lists.items() if n)
         raise UserError(
-            f"{path} is not the weights of {kind} ({differing}): name a run or folder that has one."
+            f"{path} is not the weights of {kind} ({differing}): give a run or folder that has one."
         )
     with torch.no_grad():
         for name, parameter in wanted.items():
@@ -231,7 +232,7 @@ def copy_weights(
 
 
 def _named_tensors(network: Generator | Discriminator) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor under transformers' name; views into ours, so that they serve both ways."""
+    """Yield views of all tensors under the names of transformers, for reading and writing."""
     yield from named_encoder(network.encoder)
     if isinstance(network, Generator):
         yield "generator_lm_head.bias", network.bias
@@ -241,7 +242,7 @@ def _named_tensors(network: Generator | Discriminator) -> Iterator[tuple[str, Te
 
 
 def named_encoder(encoder: Encoder) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of an encoder, likewise."""
+    """Yield views of an encoder's tensors under the names of transformers."""
     for ours, theirs in EMBEDDINGS.items():
         yield f"electra.embeddings.{theirs}", encoder.embeddings.get_parameter(ours)
     if not isinstance(encoder.embedding_proj, nn.Identity):
@@ -257,6 +258,6 @@ def named_encoder(encoder: Encoder) -> Iterator[tuple[str, Tensor]]:
 
 
 def named_linear(path: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The two tensors of a linear layer or a norm."""
+    """Yield weight and bias of a linear layer or LayerNorm."""
     for part in PARTS:
         yield f"{path}.{part}", module.get_parameter(part)

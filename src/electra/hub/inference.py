@@ -1,41 +1,96 @@
-"""Ask a model: which tokens look replaced, what belongs behind a mask, how likely a text is."""
+"""Inference with loaded networks: token states, replaced tokens, masked tokens, text scores."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
+from tokenizers import Encoding, Tokenizer
+from torch import Tensor, nn
 
 from electra.errors import UserError
 from electra.hub.electric import is_electric
-from electra.hub.folders import load_discriminator, load_generator, load_tokenizer_and_vocab
-from electra.model_paths import resolve_model
+from electra.hub.folders import load_tokenizer_and_vocab
+from electra.models.electra import Discriminator, Generator
+from electra.models.encoder import Encoder
+from electra.text.tokenizer import Vocabulary
 
-SCORED_AT_ONCE = 64
-"""Texts in a batch."""
+BATCH_SIZE = 64
+N = TypeVar("N", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The discriminator's opinion of one token."""
+class DetectedToken:
+    """A token and the probability that it was replaced."""
 
     token: str
     start: int
     end: int
-    """Place in the text, in characters."""
+    """Position in the text, in characters."""
     replaced: float
-    """Probability that it was replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guess:
-    """One word that the generator would put behind a mask."""
+class PredictedToken:
+    """A token for a mask and its probability."""
 
     token: str
     probability: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded(Generic[N]):
+    """A network on its device, with its tokenizer."""
+
+    network: N
+    folder: Path
+    tokenizer: Tokenizer
+    vocab: Vocabulary
+    device: torch.device
+    max_tokens: int
+    """Tokens of a row without `[CLS]` and `[SEP]`."""
+
+    def tokenize(self, texts: Sequence[str]) -> list[Encoding]:
+        """Tokenize without special tokens."""
+        for text in texts:
+            check_text(text)
+        return self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+
+    def row(self, ids: Sequence[int]) -> list[int]:
+        """Return a row of the model: the tokens between `[CLS]` and `[SEP]`."""
+        return [self.vocab.cls, *ids, self.vocab.sep]
+
+    def batches(self, rows: Sequence[list[int]]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+        """Yield row numbers, padded ids and attention mask; rows of similar length go together."""
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        for begin in range(0, len(order), BATCH_SIZE):
+            some = order[begin : begin + BATCH_SIZE]
+            width = len(rows[some[-1]])
+            padded = [rows[i] + [self.vocab.pad] * (width - len(rows[i])) for i in some]
+            ids = torch.tensor(padded, device=self.device)
+            ends = torch.tensor([[len(rows[i])] for i in some], device=self.device)
+            yield some, ids, torch.arange(width, device=self.device) < ends
+
+
+def load_network(load: Callable[[Path], N], folder: Path, device: torch.device) -> Loaded[N]:
+    """Load a network with one of the `load_*` functions of `electra.hub.folders`."""
+    network = load(folder)
+    tokenizer, vocab = load_tokenizer_and_vocab(folder)
+    encoder = network if isinstance(network, Encoder) else network.get_submodule("encoder")
+    assert isinstance(encoder, Encoder)
+    return Loaded(
+        network=network.to(device).eval(),
+        folder=folder,
+        tokenizer=tokenizer,
+        vocab=vocab,
+        device=device,
+        max_tokens=encoder.config.max_positions - 2,
+    )
+
+
 def check_text(text: str) -> None:
-    """Refuse what the shell gave in another encoding, which the tokenizer could not read."""
+    """Refuse text with lone surrogates, which the tokenizer cannot read."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -43,98 +98,129 @@ def check_text(text: str) -> None:
 
 
 @torch.no_grad()
-def detect(model: str, text: str) -> list[Verdict]:
-    """The probability of being replaced for each token; a long text is read window by window."""
-    check_text(text)
-    folder = resolve_model(model, "discriminator")
-    discriminator = load_discriminator(folder)
-    if is_electric(folder):
+def token_outputs(model: Loaded[N], encodings: Sequence[Encoding]) -> list[Tensor]:
+    """Run an encoder or discriminator; returns one row per token, `[CLS]` first and `[SEP]` last.
+
+    A text that is longer than the model allows is read in consecutive windows. Each has its own
+    `[CLS]` and `[SEP]`, of which the first and the last are kept.
+    """
+    windows = [
+        (number, begin)
+        for number, encoding in enumerate(encodings)
+        for begin in range(0, max(1, len(encoding.ids)), model.max_tokens)
+    ]
+    rows = [
+        model.row(encodings[number].ids[begin : begin + model.max_tokens])
+        for number, begin in windows
+    ]
+    outputs: list[Tensor] = [torch.empty(0)] * len(rows)
+    for some, ids, mask in model.batches(rows):
+        found = model.network(ids, torch.zeros_like(ids), mask)
+        for i, output in zip(some, found, strict=True):
+            outputs[i] = output[: len(rows[i])]
+    parts: list[list[Tensor]] = [[] for _ in encodings]
+    for (number, begin), output in zip(windows, outputs, strict=True):
+        last = begin + model.max_tokens >= len(encodings[number].ids)
+        parts[number].append(output[0 if begin == 0 else 1 : None if last else -1])
+    return [part[0] if len(part) == 1 else torch.cat(part) for part in parts]
+
+
+def encode(model: Loaded[Encoder], texts: Sequence[str]) -> list[Tensor]:
+    """Return the last hidden states of each text, with `[CLS]` and `[SEP]`: (tokens, hidden)."""
+    return token_outputs(model, model.tokenize(texts))
+
+
+def detect(model: Loaded[Discriminator], texts: Sequence[str]) -> list[list[DetectedToken]]:
+    """Return for each token of each text the probability that it was replaced."""
+    if is_electric(model.folder):
         raise UserError(
-            f"{folder} was trained as Electric: its numbers are energies, not chances of being "
-            "replaced, and add up to the score of a sentence."
+            f"{model.folder} was trained as Electric: its outputs are energies, not probabilities "
+            "of being replaced; use `score`, which sums them over a text."
         )
-    tokenizer, vocab = load_tokenizer_and_vocab(folder)
-    encoding = tokenizer.encode(text, add_special_tokens=False)
-    room = discriminator.encoder.config.max_positions - 2
-    verdicts = []
-    for begin in range(0, len(encoding.ids), room):
-        window = slice(begin, begin + room)
-        ids = torch.tensor([[vocab.cls, *encoding.ids[window], vocab.sep]])
-        chances = discriminator(ids, torch.zeros_like(ids)).sigmoid()[0, 1:-1].tolist()
-        pieces = zip(encoding.tokens[window], encoding.offsets[window], chances, strict=True)
-        verdicts += [
-            Verdict(token=token, start=start, end=end, replaced=chance)
-            for token, (start, end), chance in pieces
-        ]
-    if not verdicts:
-        raise UserError("The text is empty: give a sentence to look at.")
-    return verdicts
+    encodings = model.tokenize(texts)
+    if not all(encoding.ids for encoding in encodings):
+        raise UserError("The text is empty: give a sentence.")
+    found = []
+    for encoding, logits in zip(encodings, token_outputs(model, encodings), strict=True):
+        tokens = zip(
+            encoding.tokens, encoding.offsets, logits[1:-1].sigmoid().tolist(), strict=True
+        )
+        found.append(
+            [
+                DetectedToken(token=token, start=start, end=end, replaced=replaced)
+                for token, (start, end), replaced in tokens
+            ]
+        )
+    return found
 
 
 @torch.no_grad()
-def fill(model: str, text: str, top: int = 5) -> list[list[Guess]]:
-    """The generator's best words for each [MASK] of a text."""
-    check_text(text)
-    folder = resolve_model(model, "generator")
-    generator = load_generator(folder)
-    tokenizer, vocab = load_tokenizer_and_vocab(folder)
-    text = text.replace("[MASK]", str(tokenizer.id_to_token(vocab.mask)))
-    encoding = tokenizer.encode(text, add_special_tokens=False)
-    ids = torch.tensor([[vocab.cls, *encoding.ids, vocab.sep]])
-    if ids.shape[1] > generator.encoder.config.max_positions:
-        raise UserError(
-            f"The text has {ids.shape[1] - 2} tokens and the model takes "
-            f"{generator.encoder.config.max_positions - 2}: shorten it around the mask."
-        )
-    places = (ids[0] == vocab.mask).nonzero().T  # (1, masks)
-    if not places.numel():
-        raise UserError("There is no [MASK] in the text: put one where a word is to be guessed.")
-    logits = generator(ids, torch.zeros_like(ids), None, places)[0]
-    logits = logits[:, : vocab.size]  # a table may be longer than its vocabulary
+def fill(
+    model: Loaded[Generator], texts: Sequence[str], top: int = 5
+) -> list[list[list[PredictedToken]]]:
+    """Return for each `[MASK]` of each text the most likely tokens.
+
+    A text that is longer than the model allows is cut to a window around each mask.
+    """
+    if top < 1:
+        raise UserError(f"top={top}: ask for at least one token.")
+    mask_token = str(model.tokenizer.id_to_token(model.vocab.mask))
+    encodings = model.tokenize([text.replace("[MASK]", mask_token) for text in texts])
+    rows, positions, owners = [], [], []
+    for number, encoding in enumerate(encodings):
+        masks = [i for i, token in enumerate(encoding.ids) if token == model.vocab.mask]
+        if not masks:
+            raise UserError("There is no [MASK] in the text: put one where a token is missing.")
+        for mask in masks:
+            latest = max(0, len(encoding.ids) - model.max_tokens)
+            begin = min(max(0, mask - model.max_tokens // 2), latest)
+            rows.append(model.row(encoding.ids[begin : begin + model.max_tokens]))
+            positions.append(mask - begin + 1)
+            owners.append(number)
+    filled: list[list[list[PredictedToken]]] = [[] for _ in encodings]
+    predicted: list[list[PredictedToken]] = [[] for _ in rows]
+    for some, ids, attention_mask in model.batches(rows):
+        places = torch.tensor([[positions[i]] for i in some], device=model.device)
+        logits = model.network(ids, torch.zeros_like(ids), attention_mask, places)[:, 0]
+        for i, tokens in zip(some, _most_likely(model, logits, top), strict=True):
+            predicted[i] = tokens
+    for owner, tokens in zip(owners, predicted, strict=True):
+        filled[owner].append(tokens)
+    return filled
+
+
+def _most_likely(model: Loaded[Generator], logits: Tensor, top: int) -> list[list[PredictedToken]]:
+    """Return the `top` tokens of each row of logits; ids without a token are left out."""
+    vocab = model.vocab
+    logits = logits[:, : vocab.size]  # the table may have more rows than the vocabulary
     logits[:, list(vocab.absent)] = float("-inf")
     best = logits.softmax(-1).topk(min(top, vocab.size - len(vocab.absent)))
     return [
         [
-            Guess(token=str(tokenizer.id_to_token(i)), probability=p)
-            for p, i in zip(ps, ks, strict=True)
+            PredictedToken(token=str(model.tokenizer.id_to_token(i)), probability=p)
+            for p, i in zip(probabilities, ids, strict=True)
         ]
-        for ps, ks in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        for probabilities, ids in zip(best.values.tolist(), best.indices.tolist(), strict=True)
     ]
 
 
-@torch.no_grad()
-def score_sentences(model: str, texts: Sequence[str]) -> list[float]:
-    """The pseudo-log-likelihood of each text by Electric, in one pass: minus its tokens' energies.
+def score(model: Loaded[Discriminator], texts: Sequence[str]) -> list[float]:
+    """Return the pseudo-log-likelihood of each text by an Electric model, in one forward pass.
 
-    Sum over t of log p(x_t | the other tokens); the larger, the more likely.
+    It is the sum over the tokens of log p(x_t | the other tokens), up to a constant per token:
+    minus the sum of their energies. Higher is more likely.
     """
-    folder = resolve_model(model, "discriminator")
-    discriminator = load_discriminator(folder)
-    if not is_electric(folder):
+    if not is_electric(model.folder):
         raise UserError(
-            f"{folder} was not trained with objective.kind=electric, so its numbers are no "
-            "likelihoods of words."
+            f"{model.folder} was not trained with objective.kind=electric, so its outputs are not "
+            "likelihoods: pre-train an Electric model to score texts."
         )
-    tokenizer, vocab = load_tokenizer_and_vocab(folder)
-    encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    rows = [[vocab.cls, *e.ids, vocab.sep] for e in encodings]
-    longest = discriminator.encoder.config.max_positions
-    for text, row in zip(texts, rows, strict=True):
-        if len(row) > longest:
+    encodings = model.tokenize(texts)
+    for text, encoding in zip(texts, encodings, strict=True):
+        if len(encoding.ids) > model.max_tokens:
             raise UserError(
-                f"A text has {len(row) - 2} tokens and the model takes {longest - 2}: shorten or "
-                f"split the one that begins with '{text[:40]}'."
+                f"A text has {len(encoding.ids)} tokens and the model takes {model.max_tokens}: "
+                f"shorten or split the one that begins with '{text[:40]}'."
             )
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # little padding in a batch
-    scores = [0.0] * len(rows)
-    for begin in range(0, len(order), SCORED_AT_ONCE):
-        some = order[begin : begin + SCORED_AT_ONCE]
-        width = max(len(rows[i]) for i in some)
-        ids = torch.tensor([rows[i] + [vocab.pad] * (width - len(rows[i])) for i in some])
-        ends = torch.tensor([[len(rows[i])] for i in some])
-        place = torch.arange(width)
-        energies = discriminator(ids, torch.zeros_like(ids), place < ends).double()
-        inner = (place > 0) & (place < ends - 1)  # neither [CLS] nor [SEP]
-        for i, score in zip(some, (-energies * inner).sum(1).tolist(), strict=True):
-            scores[i] = score
-    return scores
+    energies = token_outputs(model, encodings)
+    return [-energy[1:-1].cpu().double().sum().item() for energy in energies]

@@ -1,1 +1,1 @@
-"""The paper's tables and figures as studies that can be run."""
+"""The paper's tables and figures as studies that you can run."""

@@ -1,8 +1,9 @@
-"""`electra study`: every cell of the grid trained and scored, none of them twice."""
+"""`electra study`: train and score every run of a study, none of them twice."""
 
 import json
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,16 @@ import torch
 from rich.console import Console
 
 from electra import __version__
-from electra.config import flatten
+from electra.config import flatten, update_renamed_flat
 from electra.device import choose_device
 from electra.errors import UserError
 from electra.finetune.results import RESULTS, Result, add_result, check_same, read_results
+from electra.finetune.settings import FinetuneConfig
 from electra.finetune.trial import hardware
-from electra.run_dir import check_out_dir, lock_run_dir
-from electra.studies.score import Source
-from electra.studies.study import Arm, Study, configure, row_costs
-from electra.studies.write import write
+from electra.run_dir import PROCESS, check_out_dir, lock_run_dir
+from electra.studies.report import write_report
+from electra.studies.score import Scorer, score_settings
+from electra.studies.study import Arm, Study, arm_config, row_costs
 from electra.text.shards import Shards
 from electra.train import checkpoint, pretrain
 from electra.train.budget import parse_budget
@@ -27,13 +29,15 @@ from electra.train.data import open_data
 from electra.train.pretrain import flops_per_row, read_run_config
 from electra.train.settings import PretrainConfig
 
-FILLED = ("data.folder", "model.vocab_size")
-"""Settings that follow the data, which are known by their digest."""
+RUNS, OLD_RUNS = "runs", "cells"
+"""The folder of the runs in a study's `--out`, and its name in studies of version 0.1."""
+DATA_SETTINGS = ("data.folder", "model.vocab_size")
+"""Settings that follow from the data, which a digest identifies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """An arm with a seed: one run."""
+class StudyRun:
+    """The run of one arm with one seed."""
 
     study: str
     arm: Arm
@@ -45,25 +49,59 @@ class Cell:
     def key(self) -> tuple[str, int]:
         return self.arm.name, self.seed
 
-    def facts(self, data: str) -> dict[str, Any]:
-        """What its result depends on."""
-        settings = {k: v for k, v in flatten(self.config) if k not in FILLED}
-        plain = json.loads(json.dumps(settings))  # as it will be read back
-        return {"data_digest": data, "settings": plain}
+    def identity(self, data_digest: str) -> dict[str, Any]:
+        """Return what the result of this run depends on."""
+        return {"data_digest": data_digest, "settings": run_settings(self.config)}
 
 
-def grid(
-    study: Study, data: Path, out: Path, seeds: Sequence[int], changes: Sequence[str]
-) -> list[Cell]:
-    """All cells, a whole round of the arms before the next seed."""
-    settings = (*changes, f"data.folder={data}")
+def run_settings(config: PretrainConfig) -> dict[str, Any]:
+    """Return the settings of a run as they are stored in `results.jsonl`."""
+    settings = {k: v for k, v in flatten(config) if k not in DATA_SETTINGS}
+    return dict(json.loads(json.dumps(settings)))  # tuples become lists, as when read back
+
+
+def update_result(result: Result) -> Result:
+    """Return a stored result with today's names of the settings.
+
+    Settings that did not exist yet get their defaults.
+    """
+    if "settings" not in result or "scores" not in result:  # not of a study
+        return result
+    scores = {}
+    for name, score in result["scores"].items():
+        origin = score.get("origin", {})
+        if "settings" in origin:
+            defaults = score_settings(FinetuneConfig())
+            origin = origin | {
+                "settings": update_settings(FinetuneConfig, origin["settings"], defaults)
+            }
+        scores[name] = score | {"origin": origin}
+    settings = update_settings(PretrainConfig, result["settings"], run_settings(PretrainConfig()))
+    return result | {"settings": settings, "scores": scores}
+
+
+def update_settings(
+    kind: type, settings: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Rename old settings without a warning: the user did not write them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return {**defaults, **update_renamed_flat(kind, settings)}
+
+
+def plan_runs(
+    study: Study, data: Path, out: Path, seeds: Sequence[int], overrides: Sequence[str]
+) -> list[StudyRun]:
+    """Return all runs of a study, every arm of one seed before the next seed."""
+    settings = (*overrides, f"data.folder={data}")
+    runs = out / (OLD_RUNS if (out / OLD_RUNS).is_dir() else RUNS)
     return [
-        Cell(
+        StudyRun(
             study=study.name,
             arm=arm,
             seed=seed,
-            config=configure(study, arm, seed, settings),
-            folder=out / "cells" / f"{folder_name(arm.name)}-{seed}",
+            config=arm_config(study, arm, seed, settings),
+            folder=runs / f"{folder_name(arm.name)}-{seed}",
         )
         for seed in seeds
         for arm in study.arms
@@ -71,7 +109,7 @@ def grid(
 
 
 def folder_name(arm: str) -> str:
-    """ELECTRA 15 % -> electra-15."""
+    """`ELECTRA 15 %` -> `electra-15`."""
     return re.sub(r"[^a-z0-9.]+", "-", arm.lower()).strip("-")
 
 
@@ -81,160 +119,170 @@ def run_study(
     data: Path,
     out: Path,
     seeds: Sequence[int],
-    changes: Sequence[str],
-    sources: Sequence[Source],
+    overrides: Sequence[str],
+    scorers: Sequence[Scorer],
     reuse: Sequence[Path] = (),
     command: str,
     console: Console,
 ) -> int:
-    """Train and score what is missing, and write the page after each cell; returns the exit code.
+    """Train and score what is missing, write the page after each run, return the exit code.
 
-    Everything that can be refused is refused before anything is trained. Cells that a study in a
-    folder of `reuse` has done are taken over.
+    All checks come before any training. Runs that a study in a folder of `reuse` has finished are
+    copied from there.
     """
-    check_out_dir(out, "study", "cells", RESULTS)
-    cells = grid(study, data, out, seeds, changes)
-    shards = open_data(cells[0].config.data, cells[0].config.model.max_positions)
-    others = [r for folder in reuse for r in results_of(folder)]
+    # A folder `runs` alone may be the user's own.
+    interrupted = [RUNS] if (out / PROCESS).is_file() else []
+    check_out_dir(out, "study", OLD_RUNS, RESULTS, *interrupted)
+    runs = plan_runs(study, data, out, seeds, overrides)
+    shards = open_data(runs[0].config.data, runs[0].config.model.max_positions)
+    others = [result for folder in reuse for result in read_other_results(folder)]
     with lock_run_dir(out):
-        before = read_results(out)
-        check_same(out, before, {"study": study.name})
-        done = {(r["arm"], r["seed"]): r for r in before}
-        for cell in cells:
-            if cell.key in done:
-                check_same(out, [done[cell.key]], cell.facts(shards.digest))
-            check_run(cell, shards)
-        for cell in cells:
-            taken = twin(cell, shards, others, sources, done.get(cell.key))
-            if taken is not None:
-                done[cell.key] = taken
-                add_result(out, taken)
-        for number, cell in enumerate(cells, 1):
-            where = f"cell {number} of {len(cells)}: {cell.arm.name}, seed {cell.seed}"
-            found = done.get(cell.key)
-            missing = [source for source in sources if not scored(found, source)]
-            kept = found is not None and not missing
-            if kept:
-                say(console, f"{where}: done before, and kept")
+        done = previous_results(study, runs, shards, out)
+        for run in runs:
+            found = find_reusable(run, shards, others, scorers, done.get(run.key))
+            if found is not None:
+                done[run.key] = found
+                add_result(out, found)
+        for number, run in enumerate(runs, 1):
+            title = f"run {number} of {len(runs)}: {run.arm.name}, seed {run.seed}"
+            result = done.get(run.key)
+            missing = [scorer for scorer in scorers if not has_score(result, scorer)]
+            complete = result is not None and not missing
+            if complete:
+                print_line(console, f"{title}: already done")
             else:
-                say(console, where)
-                code = train(cell, console)
+                print_line(console, title)
+                code = train(run, console)
                 if code:
-                    say(console, "The study goes on with the same command.")
+                    print_line(console, "Run the same command again to continue the study.")
                     return code
-                done[cell.key] = measured(cell, shards, found, missing, console)
-                add_result(out, done[cell.key])
-            if number == len(cells) or not kept:
-                known = [done[c.key] for c in cells if c.key in done]
-                whole = [r for r in known if all(scored(r, source) for source in sources)]
-                write(
-                    study, whole, sources, out, cells=len(cells), command=command, console=console
+                done[run.key] = score_run(run, shards, result, missing, console)
+                add_result(out, done[run.key])
+            if number == len(runs) or not complete:
+                known = [done[r.key] for r in runs if r.key in done]
+                whole = [r for r in known if all(has_score(r, scorer) for scorer in scorers)]
+                write_report(
+                    study, whole, scorers, out, runs=len(runs), command=command, console=console
                 )
     return 0
 
 
-def results_of(folder: Path) -> list[Result]:
-    """The cells that another study has done."""
+def previous_results(
+    study: Study, runs: Sequence[StudyRun], shards: Shards, out: Path
+) -> dict[tuple[str, int], Result]:
+    """Return the results in `out` by arm and seed; those of other settings or data are refused."""
+    before = [update_result(result) for result in read_results(out)]
+    check_same(out, before, {"study": study.name})
+    done = {(result["arm"], result["seed"]): result for result in before}
+    for run in runs:
+        if run.key in done:
+            check_same(out, [done[run.key]], run.identity(shards.digest))
+        check_run(run, shards)
+    return done
+
+
+def read_other_results(folder: Path) -> list[Result]:
+    """Return the results of another study."""
     found = read_results(folder)
     if not found:
-        raise UserError(f"--reuse {folder}: no study left its results.jsonl there.")
-    return found
+        raise UserError(f"--reuse {folder}: there is no results.jsonl of a study in it.")
+    return [update_result(result) for result in found]
 
 
-def twin(
-    cell: Cell,
+def find_reusable(
+    run: StudyRun,
     shards: Shards,
     others: Sequence[Result],
-    sources: Sequence[Source],
+    scorers: Sequence[Scorer],
     own: Result | None,
 ) -> Result | None:
-    """Where a score is missing: the same run of another study, with all that are asked for.
+    """Return an equal run of another study that has all scores, if this one lacks some.
 
-    It gets the cell's name, and keeps the scores of its `own` result.
+    It gets the names of this study and arm, and keeps the scores of the `own` result.
     """
-    if all(scored(own, source) for source in sources):
+    if all(has_score(own, scorer) for scorer in scorers):
         return None
-    facts = cell.facts(shards.digest)
+    identity = run.identity(shards.digest)
     for other in others:
-        same = all(other.get(key) == value for key, value in facts.items())
-        if same and all(scored(other, source) for source in sources):
+        same = all(other.get(key) == value for key, value in identity.items())
+        if same and all(has_score(other, scorer) for scorer in scorers):
             scores = {**(own or {}).get("scores", {}), **other["scores"]}
-            return {**other, "study": cell.study, "arm": cell.arm.name, "scores": scores}
+            return {**other, "study": run.study, "arm": run.arm.name, "scores": scores}
     return None
 
 
-def say(console: Console, text: str) -> None:
-    """A line of plain text."""
+def print_line(console: Console, text: str) -> None:
+    """Print a line of plain text."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def scored(found: Result | None, source: Source) -> bool:
-    """Whether a result has this score, made from the same examples and seeds."""
-    score = found["scores"].get(source.name) if found else None
-    return score is not None and score["origin"] == source.origin
+def has_score(result: Result | None, scorer: Scorer) -> bool:
+    """Return whether a result has this score, from the same examples, seeds and settings."""
+    score = result["scores"].get(scorer.name) if result else None
+    return score is not None and score["origin"] == scorer.origin
 
 
-def check_run(cell: Cell, shards: Shards) -> None:
-    """Refuse a run in the cell's folder that has other settings or other data."""
-    if not (cell.folder / "config.yaml").is_file():
+def check_run(run: StudyRun, shards: Shards) -> None:
+    """Refuse a run folder with other settings or other data."""
+    if not (run.folder / "config.yaml").is_file():
         return
     try:
-        pretrain.check_same(read_run_config(cell.folder), cell.config)
+        pretrain.check_same(read_run_config(run.folder), run.config)
     except UserError as error:
-        raise UserError(f"{cell.folder} is of another study. {error}") from None
-    saved = checkpoint.checkpoints(cell.folder)
+        raise UserError(f"{run.folder} belongs to another study. {error}") from None
+    saved = checkpoint.checkpoints(run.folder)
     if saved and checkpoint.read_state(saved[-1]).data_digest != shards.digest:
-        raise UserError(f"{cell.folder} was trained on other data: choose another --out.")
+        raise UserError(f"{run.folder} was trained on other data: choose another --out.")
 
 
-def train(cell: Cell, console: Console) -> int:
-    """Start the cell's run, or go on with it; a finished one stays as it is."""
-    if not (cell.folder / "config.yaml").is_file():
-        return pretrain.start(cell.config, cell.folder, console)
-    if finished(cell.folder):
+def train(run: StudyRun, console: Console) -> int:
+    """Start or continue a run; a finished one is left as it is."""
+    if not (run.folder / "config.yaml").is_file():
+        return pretrain.start(run.config, run.folder, console)
+    if is_finished(run.folder):
         return 0
-    return pretrain.resume(cell.folder, console, Path(cell.config.data.folder))
+    return pretrain.resume(run.folder, console, Path(run.config.data.folder))
 
 
-def finished(run: Path) -> bool:
-    """Whether a run has spent its budget."""
-    saved = checkpoint.checkpoints(run)
+def is_finished(folder: Path) -> bool:
+    """Return whether a run has used its budget."""
+    saved = checkpoint.checkpoints(folder)
     if not saved:
         return False
-    config, state = read_run_config(run), checkpoint.read_state(saved[-1])
-    spent = state.rows * flops_per_row(config)
+    config, state = read_run_config(folder), checkpoint.read_state(saved[-1])
+    flops = state.rows * flops_per_row(config)
     budget = parse_budget(config.train.budget)
     progress = budget.progress(
-        steps=state.step, tokens=state.tokens, flops=spent, seconds=state.seconds
+        steps=state.step, tokens=state.tokens, flops=flops, seconds=state.seconds
     )
     return progress >= 1
 
 
-def measured(
-    cell: Cell,
+def score_run(
+    run: StudyRun,
     shards: Shards,
     before: Result | None,
-    missing: Sequence[Source],
+    missing: Sequence[Scorer],
     console: Console,
 ) -> Result:
-    """The line of a finished cell: what it cost, and the scores that it has and had."""
-    config = read_run_config(cell.folder)
-    state = checkpoint.read_state(checkpoint.checkpoints(cell.folder)[-1])
-    ours, papers = row_costs(config)
+    """Compute the missing scores of a trained run and return its line for `results.jsonl`."""
+    config = read_run_config(run.folder)
+    state = checkpoint.read_state(checkpoint.checkpoints(run.folder)[-1])
+    hardware_flops, paper_flops = row_costs(config)
     return {
-        "study": cell.study,
-        "arm": cell.arm.name,
-        "seed": cell.seed,
-        **cell.facts(shards.digest),
+        "study": run.study,
+        "arm": run.arm.name,
+        "seed": run.seed,
+        **run.identity(shards.digest),
         "steps": state.step,
         "tokens": state.tokens,
-        "flops": state.rows * ours,
-        "paper_flops": state.rows * papers,
+        "flops": state.rows * hardware_flops,
+        "paper_flops": state.rows * paper_flops,
         "seconds": round(state.seconds, 1),
         "held_out": state.held_out,
         "scores": {
             **(before or {}).get("scores", {}),
-            **{s.name: s.ask(cell.folder, console) for s in missing},
+            **{scorer.name: scorer.score(run.folder, console) for scorer in missing},
         },
         "hardware": hardware(choose_device(config.train.device)),
         "version": __version__,

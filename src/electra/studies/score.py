@@ -1,4 +1,4 @@
-"""How a trained cell is scored: tasks that it is fine-tuned on, and BLiMP without fine-tuning."""
+"""How a study scores its runs: by fine-tuning on tasks, and by BLiMP without fine-tuning."""
 
 import hashlib
 import statistics
@@ -28,8 +28,8 @@ Scores = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """A task with its fine-tuning seeds."""
+class TaskScorer:
+    """Fine-tunes a run on a task with several seeds; the score is their median."""
 
     task: Task
     seeds: Sequence[int]
@@ -45,20 +45,23 @@ class Tuned:
 
     @cached_property
     def origin(self) -> dict[str, Any]:
-        """What the score depends on, besides the model."""
-        settings = {k: v for k, v in to_dict(self.config).items() if k not in FREE}
-        return {"data": digest(self.task), "seeds": list(self.seeds), "settings": settings}
+        """What the score depends on besides the model."""
+        return {
+            "data": digest(self.task),
+            "seeds": list(self.seeds),
+            "settings": score_settings(self.config),
+        }
 
-    def ask(self, run: Path, console: Console) -> dict[str, Any]:
-        """Median and spread over the fine-tuning seeds."""
+    def score(self, run: Path, console: Console) -> dict[str, Any]:
+        """Fine-tune a run and return the median and the spread over the seeds."""
         folder = run / "scores" / self.name
         found = summary(finetune(str(run), self.task, folder, self.seeds, self.config, console))
         return {"score": found["median"], **found, "origin": self.origin}
 
 
 @dataclass(frozen=True)
-class Probed:
-    """Pairs of sentences, of which a model should prefer the right one."""
+class BlimpScorer:
+    """Asks a run which sentence of a pair is acceptable; the score is the accuracy."""
 
     pairs: Sequence[Pair]
 
@@ -72,15 +75,15 @@ class Probed:
 
     @cached_property
     def origin(self) -> dict[str, Any]:
-        """What the score depends on, besides the model."""
+        """What the score depends on besides the model."""
         text = repr(self.pairs).encode(errors="surrogatepass")
         return {"data": hashlib.blake2b(text, digest_size=8).hexdigest(), "pairs": len(self.pairs)}
 
-    def ask(self, run: Path, console: Console) -> dict[str, Any]:
-        """Accuracy by the verdicts of a discriminator, or by the likelihood of another network."""
-        kept = resolve_model(str(run), "encoder")
-        network: Network = "discriminator" if kept.name == "discriminator" else "generator"
-        found = probe(str(kept), self.pairs, network, console)
+    def score(self, run: Path, console: Console) -> dict[str, Any]:
+        """Return the accuracy of the discriminator, or of the masked language model."""
+        folder = resolve_model(str(run), "encoder")
+        network: Network = "discriminator" if folder.name == "discriminator" else "generator"
+        found = probe(str(folder), self.pairs, network, console)
         return {
             "score": sum(p.accuracy * p.pairs for p in found) / len(self.pairs),
             "metric": "accuracy",
@@ -90,16 +93,21 @@ class Probed:
         }
 
 
-Source = Tuned | Probed
+Scorer = TaskScorer | BlimpScorer
 
 
-def headline(scores: Scores) -> float:
-    """The one score of a cell: the mean of its fine-tuned tasks, or else BLiMP."""
-    tuned = [each["score"] for name, each in scores.items() if name != BLIMP]
-    return statistics.fmean(tuned) if tuned else float(scores[BLIMP]["score"])
+def score_settings(config: FinetuneConfig) -> dict[str, Any]:
+    """Return the settings of fine-tuning that a score depends on."""
+    return {k: v for k, v in to_dict(config).items() if k not in FREE}
 
 
-def open_sources(
+def main_score(scores: Scores) -> float:
+    """Return the one score of a run: the mean of its fine-tuned tasks, or else BLiMP."""
+    tasks = [each["score"] for name, each in scores.items() if name != BLIMP]
+    return statistics.fmean(tasks) if tasks else float(scores[BLIMP]["score"])
+
+
+def build_scorers(
     *,
     glue: Path | None,
     tasks: Sequence[str],
@@ -109,35 +117,35 @@ def open_sources(
     blimp_pairs: int,
     seeds: Sequence[int],
     config: FinetuneConfig,
-) -> list[Source]:
-    """What a study is scored by; at least one of GLUE, a task and BLiMP."""
+) -> list[Scorer]:
+    """Load the tasks that score a study; at least one of GLUE, a task and BLiMP."""
     if (task is None) != (task_data is None):
         raise UserError("--task and --task-data belong together: give both.")
     if tasks and glue is None:
-        raise UserError("--tasks chooses among the tasks of GLUE: name their folder with --glue.")
+        raise UserError("--tasks selects tasks of GLUE: give their folder with --glue.")
     loaded = []
     if glue is not None:
         names = choose(present(glue), [plain(name) for name in tasks], False, glue)
         loaded += [load_glue(name, glue) for name in names]
     if task is not None and task_data is not None:
         loaded.append(load_task(task, task_data))
-    found: list[Source] = [Tuned(each, seeds, config) for each in loaded]
+    scorers: list[Scorer] = [TaskScorer(each, seeds, config) for each in loaded]
     if blimp is not None:
-        found.append(Probed(first_pairs(load_blimp(blimp), blimp_pairs)))
-    if not found:
+        scorers.append(BlimpScorer(limit_pairs(load_blimp(blimp), blimp_pairs)))
+    if not scorers:
         raise UserError(
             "A study needs something to score its models by: give --glue DIR, --blimp DIR, or "
             "--task NAME with --task-data."
         )
-    names = [source.name for source in found]
+    names = [scorer.name for scorer in scorers]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"The score '{twice}' is asked for twice: leave one of them out.")
-    return found
+        raise UserError(f"The score '{twice}' is given twice: leave one of them out.")
+    return scorers
 
 
-def first_pairs(pairs: Sequence[Pair], most: int) -> list[Pair]:
-    """At most so many pairs of each paradigm; 0 means all."""
+def limit_pairs(pairs: Sequence[Pair], most: int) -> list[Pair]:
+    """Return at most `most` pairs of each paradigm; 0 means all."""
     seen: dict[str, int] = {}
     kept = []
     for pair in pairs:

@@ -8,7 +8,7 @@ import pytest
 import typer.main
 
 from electra.cli import app
-from electra.studies.named import STUDIES
+from electra.studies.paper import STUDIES
 from electra.studies.study import SCALES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
@@ -26,7 +26,7 @@ def test_the_example(corpus, labels, bash, tmp_path):
     said = bash(script)
     assert "# Weights that generator and discriminator share" in said
     made = {str(p.relative_to(tmp_path)) for p in (tmp_path / "studies" / "tying").rglob("*")}
-    for name in ("page.md", "table.md", "figure.png", "results.jsonl", "cells/all-0", "cells"):
+    for name in ("page.md", "table.md", "figure.png", "results.jsonl", "runs/all-0", "runs"):
         assert f"studies/tying/{name}" in made
 
 
@@ -50,7 +50,7 @@ def test_every_study_and_scale_is_explained():
     for name, build in STUDIES.items():
         (row,) = re.findall(rf"^\| `{name}` \|(.*)$", PAGE, re.M)
         study = build(SCALES["tiny"])
-        printed = [str(arm.paper) for arm in study.arms if arm.paper is not None]
+        printed = [str(arm.paper_score) for arm in study.arms if arm.paper_score is not None]
         assert re.findall(r"\d\d\.\d(?! ?%|,? \d)", row) or not printed
         assert all(score in row for score in printed)
     for name, scale in SCALES.items():

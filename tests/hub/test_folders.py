@@ -1,0 +1,89 @@
+"""Model folders: what is written comes back, and damaged or foreign folders are refused."""
+
+import json
+import shutil
+from unittest.mock import Mock
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from electra.api import load
+from electra.errors import UserError
+from electra.hub import folders
+from electra.hub.folders import load_tokenizer_and_vocab, read_config, transformers_config
+from electra.models.encoder import EncoderConfig
+from electra.text.tokenizer import load_tokenizer
+from electra.train import checkpoint
+
+TEXT = "the old farmer went to the field to plough the barley ."
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """Copies of both network folders, free to damage."""
+    for name in ("discriminator", "generator"):
+        shutil.copytree(checkpoint.checkpoints(finished)[-1] / name, tmp_path / name)
+    return tmp_path
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(copied):
+    """Users add tokens to the tokenizer and forget the model."""
+    for name in ("discriminator", "generator"):
+        tokenizer = load_tokenizer(copied / name)
+        assert tokenizer.add_tokens(["barleycorn"]) == 1
+        tokenizer.save(str(copied / name / "tokenizer.json"))
+        with pytest.raises(UserError, match=r"has [0-9,]+ tokens and its model [0-9,]+: use"):
+            load_tokenizer_and_vocab(copied / name)
+
+
+def test_a_folder_of_another_network_or_with_damaged_weights_is_refused(copied, monkeypatch):
+    with pytest.raises(UserError, match="not the weights of a discriminator"):
+        load(copied / "generator").detect(TEXT)
+    weights = copied / "discriminator" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match="damaged"):
+        load(copied / "discriminator").detect(TEXT)
+    monkeypatch.setattr(folders, "load_file", Mock(side_effect=FileNotFoundError("not allowed")))
+    with pytest.raises(UserError, match="cannot be read"):
+        load(copied / "discriminator").detect(TEXT)
+    weights.unlink()
+    (copied / "discriminator" / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(UserError, match="they can run code"):
+        load(copied / "discriminator").detect(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "not an ELECTRA"),
+        ('{"model_type": "bert"}', "is a 'bert' model"),
+        ('{"model_type": "electra"}', "has no 'num_hidden_layers'"),
+        ('{"model_type": "electra", "hidden_act": "relu"}', "another activation"),
+    ],
+)
+def test_other_configurations_are_refused(content, message, tmp_path):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match=message):
+        read_config(tmp_path)
+
+
+def test_every_size_comes_back_from_a_folder(tmp_path):
+    sizes = {"layers": 3, "hidden": 32, "heads": 4, "feed_forward": 48, "embedding": 16}
+    sizes |= {"max_positions": 40, "vocab_size": 99, "vocab_multiple": 1}
+    config = EncoderConfig(**sizes, dropout=0.25, attention_dropout=0.5, init_std=0.125)
+    written = transformers_config(config, "ElectraForPreTraining", 0)
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert read_config(tmp_path) == config
+
+
+def test_the_position_ids_of_old_transformers_versions_are_ignored(copied):
+    folder = copied / "discriminator"
+    before = load(folder).detect(TEXT)
+    weights = load_file(folder / "model.safetensors")
+    positions = torch.arange(read_config(folder).max_positions)[None]
+    save_file(
+        weights | {"electra.embeddings.position_ids": positions}, folder / "model.safetensors"
+    )
+    assert load(folder).detect(TEXT) == before
