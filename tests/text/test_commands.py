@@ -1,6 +1,7 @@
 """The text commands: what they print, their exit codes, and that they stay light."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -179,3 +180,40 @@ def test_commands_need_no_torch(corpus, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_inputs_from_pipes(corpus, tmp_path):
+    """Standard input and process substitution, in a shell."""
+    script = (
+        f"cat {corpus} | {sys.executable} -m electra tokenizer train /dev/stdin --out t "
+        "--vocab-size 300 && "
+        f"{sys.executable} -m electra tokenizer inspect t <(cat {corpus}) && "
+        f"{sys.executable} -m electra prepare <(cat {corpus}) --tokenizer t --out s --length 32 "
+        "--workers 2"
+    )
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    options = ("--tokenizer", tmp_path / "t", "--out", tmp_path / "plain", "--length", 32)
+    assert electra("prepare", corpus, *options).returncode == 0
+    for shard in (tmp_path / "plain").glob("*.bin"):
+        assert (tmp_path / "s" / shard.name).read_bytes() == shard.read_bytes()
+
+
+def test_prepare_warns_of_lost_text(tokenizer_folder, tmp_path):
+    lines = ['{"text": "ω ω kari"}', '{"text": null}'] * 300
+    (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    options = ("--tokenizer", tokenizer_folder, "--out", tmp_path / "s", "--workers", 1)
+    done = electra("prepare", tmp_path / "a.jsonl", *options)
+    assert done.returncode == 0
+    assert "warning: high unknown rate" in done.stderr
+    assert "warning: records without text: 300 of 600 were skipped" in done.stderr
+
+
+def test_suggested_commands_quote_the_path(tmp_path):
+    text = tmp_path / "it's a text.txt"
+    text.write_bytes(b"na\xefve")
+    done = electra("tokenizer", "train", text, "--out", tmp_path / "t")
+    command = done.stderr.partition("iconv ")[2]
+    assert shlex.split(command)[-1] == str(text)

@@ -7,7 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from electra import files
 from electra.errors import UserError
 from electra.text import encode, read
 from electra.text import prepare as module
-from electra.text.prepare import prepare
+from electra.text.prepare import prepare, prepare_warnings
 from electra.text.shards import Shards
 from electra.text.tokenizer import load_tokenizer
 
@@ -238,7 +240,7 @@ import signal
 import sys
 from pathlib import Path
 from electra.text import read
-from electra.text.prepare import prepare
+from electra.text.prepare import prepare, prepare_warnings
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored when run in the background
     read.read_chunks.__kwdefaults__["size"] = {chunk}
@@ -552,3 +554,104 @@ def test_the_field_of_the_text_can_be_named(run, tmp_path, corpus):
     run("plain")
     named, plain = (rows_of(tmp_path / name) for name in ("named", "plain"))
     assert all(np.array_equal(named[split], plain[split]) for split in plain)
+
+
+def test_unfinished_tokenizer_folder_is_refused(run, tokenizer_folder, tmp_path):
+    """`tokenizer.json` is the last file to be written."""
+    incomplete = shutil.copytree(tokenizer_folder, tmp_path / "incomplete")
+    (incomplete / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match="holds neither"):
+        run(tokenizer=incomplete)
+    assert not (tmp_path / "shards").exists()
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.0, False), (0.004, False), (0.4, True)])
+def test_many_unknown_tokens_are_a_warning(run, tmp_path, make_text, share, warned):
+    lines = make_text(60).split("\n\n")
+    words = sum(len(line.split()) for line in lines)
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join([*lines, "ω " * int(share * words)]), encoding="utf-8")
+    for _ in range(2):  # also when it is already prepared
+        found = prepare_warnings(run(inputs=[text]), "text")
+        assert [w.partition(":")[0] for w in found] == ["high unknown rate"] * warned
+
+
+def test_records_without_text_are_counted(run, tmp_path):
+    records = [None if i % 3 else "kari tomen sul" for i in range(900)]
+    lines = [json.dumps({"text": text}) for text in (*records, "", " \n")]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    summary = run(inputs=[tmp_path / "a.jsonl"])
+    assert (summary.records, summary.empty_records) == (902, 602)
+    (warning,) = prepare_warnings(summary, "text")
+    assert "602 of 902 were skipped" in warning
+    assert "--text-field" in warning
+
+
+def test_parquet_rows_without_text_are_counted(run, tmp_path):
+    arrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+    table = arrow.table({"text": ["kari tomen", None, None] * 300})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    summary = run(inputs=[tmp_path / "a.parquet"])
+    assert (summary.records, summary.empty_records) == (900, 600)
+
+
+@pytest.fixture
+def piped(tmp_path):
+    """Write bytes to a named pipe from another thread."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+
+    def write(data):
+        with suppress(BrokenPipeError):
+            path.write_bytes(data)
+
+    def pipe(data):
+        threading.Thread(target=write, args=(data,), daemon=True).start()
+        return path
+
+    return pipe
+
+
+def test_pipe_gives_the_shards_of_a_file(run, piped, corpus, tmp_path):
+    run("file")
+    run("piped", inputs=[piped(corpus.read_bytes())])
+    plain, through = (content(tmp_path / name) for name in ("file", "piped"))
+    del plain["index.json"], through["index.json"]  # which name the input
+    assert plain == through
+
+
+def test_finished_folder_is_not_taken_for_what_a_pipe_brings(run, piped, corpus, tmp_path):
+    run(inputs=[piped(corpus.read_bytes())])
+    before = content(tmp_path / "shards")
+    with pytest.raises(UserError, match=r"is already prepared.*pipe.*cannot be compared"):
+        run(inputs=[tmp_path / "pipe"])
+    assert content(tmp_path / "shards") == before
+
+
+def test_interrupted_pipe_resumes_if_the_same_text_comes_again(
+    run, piped, corpus, tmp_path, monkeypatch
+):
+    """Chunks are compared by their text; another text is prepared anew."""
+    run("whole")
+    real, data = encode.encode_chunk, corpus.read_bytes()
+    for text, skipped in ((data, 2), (data.swapcase(), 0)):
+        monkeypatch.setattr(module, "encode_chunk", stopping(2))
+        with pytest.raises(KeyboardInterrupt):
+            run(f"cut{skipped}", inputs=[piped(data)])
+        monkeypatch.setattr(module, "encode_chunk", real)
+        assert run(f"cut{skipped}", inputs=[piped(text)]).skipped == skipped
+    cut, whole = content(tmp_path / "cut2"), content(tmp_path / "whole")
+    del cut["index.json"], whole["index.json"]
+    assert cut == whole
+
+
+@pytest.mark.parametrize("after", [0.0, 0.2, 0.4, 0.6, None])
+def test_workers_of_a_killed_process_exit_silently(start, tmp_path, after):
+    process = start("cut", 2, chunk=1_000_000)
+    if after is None:
+        wait_for_shards(tmp_path / "cut", 1)
+    else:
+        time.sleep(after)  # while the workers start
+    process.kill()
+    _, errors = process.communicate(timeout=30)  # until the workers have closed it, too
+    assert errors == b""

@@ -1,10 +1,12 @@
 """Tokenizers: learning, loading, special tokens, identity, and transformers' view of them."""
 
+import errno
 import json
 import os
 import random
 import subprocess
 import sys
+import threading
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -266,3 +268,50 @@ def test_truncation_and_padding_of_a_file_do_not_count(trained, tmp_path):
     ids = load_tokenizer(tmp_path).encode("kari to men sul va pe no").ids
     assert ids == tokenizer.encode("kari to men sul va pe no").ids
     assert len(ids) > 4
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_training_from_a_pipe_is_training_from_a_file(corpus, tmp_path, kind):
+    """WordPiece reads its text twice, a pipe gives it once."""
+    os.mkfifo(tmp_path / "pipe")
+    thread = threading.Thread(
+        target=lambda: (tmp_path / "pipe").write_bytes(corpus.read_bytes()), daemon=True
+    )
+    thread.start()
+    train_tokenizer([tmp_path / "pipe"], tmp_path / "a", vocab_size=300, kind=kind)
+    train_tokenizer([corpus], tmp_path / "b", vocab_size=300, kind=kind)
+    piped, plain = ((tmp_path / n / "tokenizer.json").read_bytes() for n in "ab")
+    assert piped == plain
+
+
+@pytest.mark.parametrize("free", [0, 50, 400, 5000])
+def test_full_disk_leaves_no_incomplete_tokenizer(corpus, tmp_path, monkeypatch, free):
+    """Nothing is left, so the same command works once there is space again."""
+    out = tmp_path / "tokenizer"
+    with monkeypatch.context() as patch:
+        limit_disk(patch, free)
+        with pytest.raises(OSError, match="No space"):
+            train_tokenizer([corpus], out, vocab_size=300)
+    assert list(tmp_path.iterdir()) == []
+    train_tokenizer([corpus], out, vocab_size=300)
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    assert sorted(before) == ["tokenizer.json", "tokenizer_config.json"]
+    with monkeypatch.context() as patch:
+        limit_disk(patch, free)
+        with pytest.raises(OSError, match="No space"):
+            train_tokenizer([corpus], out, vocab_size=350, overwrite=True)
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+
+
+def limit_disk(patch: pytest.MonkeyPatch, free: int) -> None:
+    """Let writes fail after some bytes."""
+    left = [free]
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        left[0] -= os.fstat(handle).st_size
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(handle)
+
+    patch.setattr(os, "fsync", fsync)

@@ -82,22 +82,24 @@ def tokenizer_train(
     """
     from electra.text.console import inspect_table, show_bytes
     from electra.text.inspect import inspect_tokenizer
+    from electra.text.sources import pipes_as_files
     from electra.text.tokenizer import train_tokenizer
 
     console, notes = consoles()
-    with show_bytes(notes, "learning the vocabulary") as progress:
-        tokenizer = train_tokenizer(
-            inputs,
-            out,
-            vocab_size=vocab_size,
-            kind=kind.value,
-            cased=cased,
-            keep_accents=keep_accents,
-            text_field=text_field,
-            overwrite=overwrite,
-            progress=progress,
-        )
-    report = inspect_tokenizer(tokenizer, inputs, text_field=text_field, limit=2_000_000)
+    with pipes_as_files(inputs) as files:
+        with show_bytes(notes, "learning the vocabulary") as progress:
+            tokenizer = train_tokenizer(
+                files,
+                out,
+                vocab_size=vocab_size,
+                kind=kind.value,
+                cased=cased,
+                keep_accents=keep_accents,
+                text_field=text_field,
+                overwrite=overwrite,
+                progress=progress,
+            )
+        report = inspect_tokenizer(tokenizer, files, text_field=text_field, limit=2_000_000)
     console.print(inspect_table(report))
     warn(report.warnings)
     typer.echo(f"The tokenizer is in {out}")
@@ -180,6 +182,7 @@ def prepare(
     """
     from electra.text.console import prepare_table, show_prepare
     from electra.text.prepare import prepare as run
+    from electra.text.prepare import prepare_warnings
 
     console, notes = consoles()
     with resumable(), show_prepare(notes) as progress:
@@ -196,5 +199,6 @@ def prepare(
             progress=progress,
         )
     console.print(prepare_table(summary))
+    warn(prepare_warnings(summary, text_field))
     done = "already prepared, nothing was changed" if summary.already else "prepared"
     typer.echo(f"{out}: {done}")

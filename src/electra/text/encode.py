@@ -42,7 +42,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class ChunkResult:
     """What became of one chunk."""
 
     number: int
@@ -88,7 +88,7 @@ def open_encoder(job: Job) -> Tokenise:
     return partial(tokenised, tokenizer, job.dtype)
 
 
-def encode_chunk(job: Job, tokenise: Tokenise, number: int, documents: list[bytes]) -> Done:
+def encode_chunk(job: Job, tokenise: Tokenise, number: int, documents: list[bytes]) -> ChunkResult:
     """Tokenise the documents, lay them out in rows, held-out ones first, and write the shard."""
     groups: tuple[list[bytes], list[bytes]] = ([], [])
     for document in documents:
@@ -108,7 +108,7 @@ def encode_chunk(job: Job, tokenise: Tokenise, number: int, documents: list[byte
     state = hashlib.sha256()
     for some in content:
         state.update(some)
-    return Done(
+    return ChunkResult(
         number=number,
         text=chunk_digest(documents),
         rows=sum(map(len, parts)),

@@ -156,15 +156,20 @@ def warnings(
                 "add it to the tokenizer or train another."
             )
     yield from letter_warnings(tokenizer, report, letters)
-    if report.unknown_rate > MANY_UNKNOWN:
-        yield (
-            f"high unknown rate: {report.unknown_rate:.1%} of the tokens are unknown; "
-            "train the tokenizer on text of this kind, or use --kind bpe."
-        )
+    yield from unknown_warnings(report.unknown_rate)
     if report.used_rate < FEW_USED and report.tokens > ENOUGH_TOKENS * report.vocabulary_size:
         yield (
             f"vocabulary too large: the text uses {report.used_rate:.0%} of it; "
             "a smaller --vocab-size trains faster."
+        )
+
+
+def unknown_warnings(unknown_rate: float) -> Iterator[str]:
+    """A warning if many tokens are unknown."""
+    if unknown_rate > MANY_UNKNOWN:
+        yield (
+            f"high unknown rate: {unknown_rate:.1%} of the tokens are unknown; "
+            "train the tokenizer on text of this kind, or use --kind bpe."
         )
 
 

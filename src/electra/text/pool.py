@@ -5,28 +5,30 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
 from electra.errors import UserError
-from electra.text.encode import Chunk, Done, Job, encode_chunk, open_encoder
+from electra.text.encode import Chunk, ChunkResult, Job, encode_chunk, open_encoder
 
 
-def work(job: Job, pipe: Connection) -> None:
-    """Encode the chunks that come through the pipe until it closes."""
+def work(pipe: Connection) -> None:
+    """Receive a job, then encode the chunks that come through the pipe until it closes."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one core
-    tokenise = open_encoder(job)
-    try:
+    # The pipe fails in several ways when the main process is killed: leave silently.
+    with suppress(EOFError, OSError):
+        job = pipe.recv()
+        tokenise = open_encoder(job)
         while True:
             number, documents = pipe.recv()
+            result: ChunkResult | Exception
             try:
-                pipe.send(encode_chunk(job, tokenise, number, documents))
+                result = encode_chunk(job, tokenise, number, documents)
             except (OSError, MemoryError) as error:
-                pipe.send(error)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
+                result = error
+            pipe.send(result)
 
 
 @contextmanager
@@ -47,13 +49,14 @@ class Pool:
 
     def __init__(self, job: Job, workers: int) -> None:
         context = multiprocessing.get_context("spawn")
+        self.job = job
         self.free: list[Connection] = []
         self.busy: list[Connection] = []
         self.processes: list[Any] = []
         with deaf():
             for _ in range(workers):
                 here, there = context.Pipe()
-                process = context.Process(target=work, args=(job, there), daemon=True)
+                process = context.Process(target=work, args=(there,), daemon=True)
                 process.start()
                 there.close()
                 self.free.append(here)
@@ -75,8 +78,12 @@ class Pool:
                 process.terminate()
             process.join()
 
-    def map(self, chunks: Iterator[Chunk]) -> Iterator[Done]:
+    def map(self, chunks: Iterator[Chunk]) -> Iterator[ChunkResult]:
         """The outcome of each chunk, as they become ready; at most one chunk waits to be sent."""
+        # The job is sent here because a process that gets it as an argument prints a traceback if
+        # this process is killed before the child has read all of it.
+        for pipe in self.free:
+            send(pipe, self.job)
         for chunk in chunks:
             if not self.free:
                 yield from self.ready()
@@ -87,13 +94,10 @@ class Pool:
     def give(self, chunk: Chunk) -> None:
         """Hand a chunk to a free worker."""
         pipe = self.free.pop()
-        try:
-            pipe.send(chunk)
-        except OSError:
-            raise died() from None
+        send(pipe, chunk)
         self.busy.append(pipe)
 
-    def ready(self) -> Iterator[Done]:
+    def ready(self) -> Iterator[ChunkResult]:
         """Wait for at least one worker and take the outcomes of all that are ready."""
         for pipe in wait(self.busy):
             assert isinstance(pipe, Connection)
@@ -106,6 +110,14 @@ class Pool:
             if isinstance(answer, BaseException):
                 raise answer
             yield answer
+
+
+def send(pipe: Connection, what: Job | Chunk) -> None:
+    """Send something to a worker."""
+    try:
+        pipe.send(what)
+    except OSError:
+        raise died() from None
 
 
 def died() -> UserError:

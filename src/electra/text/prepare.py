@@ -10,9 +10,10 @@ from typing import Any
 
 from electra.errors import UserError
 from electra.files import is_disk_full
-from electra.text.encode import Chunk, Done, Job, encode_chunk, open_encoder, open_tokenizer
+from electra.text.encode import Chunk, ChunkResult, Job, encode_chunk, open_encoder, open_tokenizer
+from electra.text.inspect import unknown_warnings
 from electra.text.pool import Pool
-from electra.text.read import read_chunks
+from electra.text.read import RecordCounts, read_chunks
 from electra.text.rows import Layout
 from electra.text.shard_writer import Target, open_target
 from electra.text.sources import find_sources
@@ -45,6 +46,10 @@ class Summary:
     skipped: int = 0
     """Shards that were there from an earlier run."""
     seconds: float = 0.0
+    records: int = 0
+    """Records that were read from JSON lines, tables and datasets."""
+    empty_records: int = 0
+    """Those without text, which were skipped."""
     already: bool = False
     """The target was there, whole, and is untouched."""
 
@@ -57,6 +62,18 @@ class Summary:
     def unknown_rate(self) -> float:
         """The share of the text's tokens that are the unknown one."""
         return self.unknown / self.text_tokens if self.text_tokens else 0.0
+
+
+def prepare_warnings(summary: Summary, text_field: str) -> list[str]:
+    """What the user should know before training, each in a sentence."""
+    found = list(unknown_warnings(summary.unknown_rate))
+    if summary.empty_records:
+        found.append(
+            f"records without text: {summary.empty_records:,} of {summary.records:,} were skipped, "
+            f"their '{text_field}' is null or empty; if the text is in another field, name it with "
+            "--text-field."
+        )
+    return found
 
 
 Progress = Callable[[Summary], None]
@@ -137,6 +154,7 @@ def run(
     began = time.monotonic()
     state = start
     report = progress or (lambda summary: None)
+    counts = RecordCounts()
 
     def on_bytes(count: int) -> None:
         nonlocal state
@@ -146,7 +164,12 @@ def run(
     def new_chunks() -> Iterator[Chunk]:
         nonlocal state
         request = target.request
-        chunks = read_chunks(request["inputs"], text_field=request["text_field"], on_bytes=on_bytes)
+        chunks = read_chunks(
+            request["inputs"],
+            text_field=request["text_field"],
+            on_bytes=on_bytes,
+            counts=counts,
+        )
         for number, texts in enumerate(chunks):
             documents = list(map(str.encode, texts))
             if earlier := target.known(number, documents):
@@ -163,7 +186,13 @@ def run(
             report(state)
     target.refuse_changed()
     held = target.finish(job)
-    return replace(state, held_out_rows=held, seconds=time.monotonic() - began)
+    return replace(
+        state,
+        held_out_rows=held,
+        records=counts.records,
+        empty_records=counts.empty,
+        seconds=time.monotonic() - began,
+    )
 
 
 @contextmanager
@@ -187,7 +216,7 @@ def told_plainly(folder: Path) -> Iterator[None]:
         ) from None
 
 
-Encode = Callable[[Iterator[Chunk]], Iterator[Done]]
+Encode = Callable[[Iterator[Chunk]], Iterator[ChunkResult]]
 
 
 @contextmanager
@@ -209,7 +238,7 @@ def encoder(job: Job, workers: int) -> Iterator[Encode]:
             os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
-def add(state: Summary, done: Done, job: Job) -> Summary:
+def add(state: Summary, done: ChunkResult, job: Job) -> Summary:
     """The state after one more chunk."""
     return replace(
         state,

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,21 @@ FIELD = 64_000_000  # characters; a longer field of a table is a lost quotation 
 BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
 
 
+@dataclass(slots=True)
+class RecordCounts:
+    """How many records of JSON lines, tables and datasets were read, and how many had no text."""
+
+    records: int = 0
+    empty: int = 0
+
+
 def read_chunks(
     inputs: Sequence[str | Path],
     *,
     text_field: str = "text",
     on_bytes: OnBytes | None = None,
     size: int = CHUNK,
+    counts: RecordCounts | None = None,
 ) -> Iterator[list[str]]:
     """Lists of documents of about `size` bytes; the cuts depend on the text alone."""
     sources = find_sources([str(name) for name in inputs])
@@ -31,7 +41,7 @@ def read_chunks(
     chunk: list[str] = []
     held = 0
     empty = True
-    for document in read_documents(sources, text_field, report):
+    for document in read_documents(sources, text_field, report, counts or RecordCounts()):
         empty = False
         chunk.append(document)
         held += len(document) if document.isascii() else len(document.encode())
@@ -50,15 +60,21 @@ def listed(inputs: Sequence[str | Path]) -> str:
     return names + (f" and {len(inputs) - 3} more" if len(inputs) > 3 else "")
 
 
-def read_documents(sources: list[Source], field: str, on_bytes: OnBytes) -> Iterator[str]:
+def read_documents(
+    sources: list[Source], field: str, on_bytes: OnBytes, counts: RecordCounts
+) -> Iterator[str]:
     """The documents of all sources, the long ones in pieces, none empty."""
     for source in sources:
-        some = False
-        for document in reader(source)(source, field, on_bytes):
+        read, found = reader(source), 0
+        for document in read(source, field, on_bytes):
+            before = found
             for piece in pieces(document):
-                some = True
+                found += 1
                 yield piece
-        if not some and source.alone:
+            if read is not read_text:
+                counts.records += 1
+                counts.empty += found == before
+        if not found and source.alone:
             raise UserError(f"'{source.name}' holds no text: leave it out or fill it.")
 
 
@@ -183,6 +199,8 @@ def read_parquet(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]
     """The column of each row of a parquet file."""
     if source.name.lower().endswith(COMPRESSED):
         raise UserError(f"'{source.name}' is a compressed parquet file: unpack it first.")
+    if source.pipe:
+        raise UserError(f"'{source.name}' is a pipe, parquet needs a file: save it to one first.")
     arrow: Any = require("pyarrow", "data")
     parquet: Any = require("pyarrow.parquet", "data")
     try:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from electra.errors import UserError
 from electra.files import TEMPORARY, file_sha256, locked, write_atomic
-from electra.text.encode import Done, Job, chunk_digest, shard_name
+from electra.text.encode import ChunkResult, Job, chunk_digest, shard_name
 from electra.text.shards import FORMAT, INDEX, TOKENIZER, read_index
 from electra.text.sources import Source
 from electra.text.tokenizer import save_tokenizer
@@ -55,8 +55,9 @@ class Target:
         self.folder = folder
         self.request = request
         self.sources = [{"name": s.name, "size": s.size, "modified": s.modified} for s in sources]
-        self.earlier: dict[int, Done] = {}
-        self.done: dict[int, Done] = {}
+        self.pipes = [s.name for s in sources if s.pipe]
+        self.earlier: dict[int, ChunkResult] = {}
+        self.done: dict[int, ChunkResult] = {}
         self.totals: dict[str, Any] = {}
         self.finished = self.look()
 
@@ -70,6 +71,12 @@ class Target:
                 raise UserError(
                     f"'{self.folder}' was prepared from other versions of these files: "
                     "choose another --out, or delete that folder."
+                )
+            if self.pipes:
+                raise UserError(
+                    f"'{self.folder}' is already prepared, and what comes through the pipe "
+                    f"'{self.pipes[0]}' cannot be compared with it: choose another --out, or "
+                    "delete that folder."
                 )
             self.totals = index["totals"]
             return True
@@ -111,7 +118,7 @@ class Target:
         for line in lines[1:]:
             # A line that a crash has cut short only costs its chunk.
             with suppress(ValueError, TypeError):
-                done = Done(**json.loads(line))
+                done = ChunkResult(**json.loads(line))
                 self.earlier[done.number] = done
 
     def begin(self) -> None:
@@ -125,7 +132,7 @@ class Target:
         """Put the tokenizer beside the shards."""
         save_tokenizer(Tokenizer.from_str(content), self.folder / TOKENIZER, names=names)
 
-    def known(self, number: int, documents: list[bytes]) -> Done | None:
+    def known(self, number: int, documents: list[bytes]) -> ChunkResult | None:
         """The record of this very chunk, if its shard is there and whole."""
         done = self.earlier.get(number)
         if done is None or done.text != chunk_digest(documents):
@@ -135,11 +142,11 @@ class Target:
             return None
         return done
 
-    def keep(self, done: Done) -> None:
+    def keep(self, done: ChunkResult) -> None:
         """Count a chunk of an earlier run."""
         self.done[done.number] = done
 
-    def record(self, done: Done) -> None:
+    def record(self, done: ChunkResult) -> None:
         """Count a new chunk and note it in the journal, after its shard is safely on disk."""
         self.done[done.number] = done
         with (self.folder / JOURNAL).open("ab") as file:
@@ -233,8 +240,11 @@ class Target:
     def remove_temporary(self) -> None:
         """Remove what a write that was broken off has left."""
         for path in [*self.folder.glob("*" + TEMPORARY), *self.folder.glob("*/*" + TEMPORARY)]:
-            with suppress(OSError):
-                path.unlink()
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    path.unlink()
 
 
 def split_rows(rows: list[int], held: list[int], job: Job) -> list[int]:

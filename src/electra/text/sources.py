@@ -7,8 +7,13 @@ import gzip
 import io
 import lzma
 import os
+import shlex
+import shutil
+import stat
+import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -48,11 +53,15 @@ class Source:
     """Time of the last change in nanoseconds; unknown for the hub."""
     alone: bool
     """Named by the user itself and not found in a folder: then an empty file is an error."""
+    pipe: bool = False
+    """A named pipe, `/dev/stdin` or a process substitution, which can be read only once."""
 
     @property
     def kind(self) -> str:
         """The format by the ending, without that of a compression: txt, jsonl, csv, …"""
-        if self.size is None:  # not by its name: a folder may be called hub:…, too
+        if (
+            self.size is None and not self.pipe
+        ):  # not by its name: a folder may be called hub:…, too
             return "hub"
         endings = [s.lower() for s in Path(self.name).suffixes]
         if endings and endings[-1] in COMPRESSED:
@@ -76,6 +85,10 @@ def find(name: str) -> Iterator[Source]:
     if path.is_file():
         yield file_source(path, alone=True)
         return
+    if is_pipe(path):
+        # Not opened here: closing it again would end the process that writes to it.
+        yield Source(name=name, size=None, modified=None, alone=True, pipe=True)
+        return
     if path.is_dir():
         found = [p for p in files_below(path) if p.is_file()]
         if not found:
@@ -88,6 +101,31 @@ def find(name: str) -> Iterator[Source]:
         raise UserError(f"There is no file or folder '{name}': check the path.")
     for each in sorted(found, key=lambda p: p.as_posix()):
         yield file_source(each, alone=False)
+
+
+def is_pipe(path: Path) -> bool:
+    """Whether the path is a pipe or another stream that can be read only once."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISSOCK(mode)
+
+
+@contextmanager
+def pipes_as_files(inputs: Sequence[str | Path]) -> Iterator[list[str]]:
+    """Copy inputs that are pipes to temporary files, for work that reads its inputs twice."""
+    with ExitStack() as stack:
+        names: list[str] = []
+        for name in map(str, inputs):
+            if is_pipe(Path(name)):
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="electra-"))
+                copy = Path(folder) / Path(name).name  # the ending tells the format
+                with open_binary(name) as source, copy.open("wb") as target:
+                    shutil.copyfileobj(source, target, BLOCK)
+                name = str(copy)
+            names.append(name)
+        yield names
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -135,7 +173,7 @@ def unpacked(name: str, raw: IO[bytes]) -> IO[bytes]:
 def blocks(source: Source, on_bytes: OnBytes) -> Iterator[bytes]:
     """The unpacked bytes of a file in blocks, with the bytes read from disk reported."""
     told = 0
-    with Path(source.name).open("rb") as raw:
+    with open_binary(source.name) as raw:
         stream = unpacked(source.name, raw)
         while True:
             try:
@@ -145,12 +183,20 @@ def blocks(source: Source, on_bytes: OnBytes) -> Iterator[bytes]:
                     f"'{source.name}' is truncated or damaged ({str(error).rstrip('.')}): "
                     "fetch or compress it again."
                 ) from None
-            now = raw.tell()
+            now = told + len(block) if source.pipe else raw.tell()
             on_bytes(now - told)
             told = now
             if not block:
                 return
             yield block
+
+
+def open_binary(name: str) -> IO[bytes]:
+    """Open a file or a pipe for reading."""
+    try:
+        return Path(name).open("rb")
+    except OSError as error:
+        raise UserError(f"'{name}' cannot be read: {error.strerror}.") from None
 
 
 def full_read(stream: IO[bytes]) -> bytes:
@@ -203,5 +249,5 @@ def decoded(
         place = passed - (len(data) - len(block)) + error.start
         raise UserError(
             f"'{name}' is not valid UTF-8 in line {line} (byte 0x{data[error.start]:02x} at offset "
-            f"{place}): convert it, for example with  iconv -f LATIN1 -t UTF-8 '{name}'"
+            f"{place}): convert it, for example with  iconv -f LATIN1 -t UTF-8 {shlex.quote(name)}"
         ) from None

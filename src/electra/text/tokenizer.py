@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +13,9 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from electra.errors import UserError
-from electra.files import write_atomic
+from electra.files import TEMPORARY, write_atomic
 from electra.text.read import read_chunks
+from electra.text.sources import pipes_as_files
 from electra.text.train_vocab import (
     SPECIAL,
     WORD_LIMIT,
@@ -207,7 +210,10 @@ def save_tokenizer(
     max_length: int = 512,
     names: Mapping[str, str] | None = None,
 ) -> None:
-    """Write tokenizer.json and the tokenizer_config.json with which transformers loads it."""
+    """Write `tokenizer.json` and the `tokenizer_config.json` that transformers reads.
+
+    A folder that does not exist yet appears whole or not at all.
+    """
     found = find_special(tokenizer, names)
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -219,12 +225,32 @@ def save_tokenizer(
     plain = Tokenizer.from_str(tokenizer.to_str())
     plain.no_truncation()
     plain.no_padding()
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomic(out / "tokenizer.json", plain.to_str(pretty=True).encode())
-    write_atomic(
-        out / "tokenizer_config.json",
-        (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode(),
+    write_folder(
+        out,
+        {
+            "tokenizer_config.json": json.dumps(settings, indent=2, ensure_ascii=False) + "\n",
+            "tokenizer.json": plain.to_str(pretty=True),  # last: without it there is no tokenizer
+        },
     )
+
+
+def write_folder(out: Path, files: dict[str, str]) -> None:
+    """Write all files to a staging folder, then move them into place in the given order."""
+    existed = out.is_dir()
+    parent = out if existed else out.parent
+    staging = parent / f"{out.name}.{os.getpid()}{TEMPORARY}"
+    parent.mkdir(parents=True, exist_ok=True)
+    try:
+        staging.mkdir(exist_ok=True)
+        for name, content in files.items():
+            write_atomic(staging / name, content.encode())
+        if existed:
+            for name in files:
+                (staging / name).replace(out / name)
+        else:
+            staging.replace(out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def model_kind(tokenizer: Tokenizer) -> str:
@@ -258,13 +284,15 @@ def train_tokenizer(
     if out.exists() and not out.is_dir():
         raise UserError(f"'{out}' is a file: name a folder with --out.")
 
-    def lines() -> Iterator[list[str]]:
-        for chunk in read_chunks(inputs, text_field=text_field, on_bytes=progress):
-            for document in chunk:
-                yield document.split("\n")
-
     learn = {"wordpiece": learn_wordpiece, "bpe": learn_bpe, "unigram": learn_unigram}[kind]
-    tokenizer = learn(lines, vocab_size, cased, keep_accents)
+    with pipes_as_files(inputs) as files:
+
+        def lines() -> Iterator[list[str]]:
+            for chunk in read_chunks(files, text_field=text_field, on_bytes=progress):
+                for document in chunk:
+                    yield document.split("\n")
+
+        tokenizer = learn(lines, vocab_size, cased, keep_accents)
     add_template(tokenizer)
     save_tokenizer(tokenizer, out)
     return tokenizer
