@@ -42,7 +42,7 @@ def test_figures_of_a_known_case(tmp_path):
     assert (report.kind, report.vocabulary_size, report.words) == ("WordPiece", 9, 4)
     assert report.tokens == 5
     assert report.unknown_rate == 1 / 5
-    assert report.pieces_per_word == 5 / 4
+    assert report.tokens_per_word == 5 / 4
     assert report.continuation_rate == 1 / 5
     assert report.used_rate == 4 / 9  # ab, ##c, d and the unknown one
     assert ("x", "[UNK]") in report.examples

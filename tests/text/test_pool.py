@@ -6,7 +6,7 @@ from multiprocessing import Pipe
 
 import pytest
 
-from electra.text.pool import work
+from electra.text.pool import run_worker
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0", struct.pack("!i", 1000), struct.pack("!i", 9) + b"x"])
@@ -15,4 +15,4 @@ def test_worker_exits_silently_when_the_pipe_breaks(sent):
     here, there = Pipe()
     os.write(here.fileno(), sent)
     here.close()
-    work(there)
+    run_worker(there)

@@ -18,7 +18,7 @@ import pytest
 
 from electra import files
 from electra.errors import UserError
-from electra.text import encode, read
+from electra.text import encode, readers
 from electra.text import prepare as module
 from electra.text.prepare import prepare, prepare_warnings
 from electra.text.shards import Shards
@@ -30,8 +30,8 @@ CHUNK = 20_000
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Several shards from little text."""
-    defaults = read.read_chunks.__kwdefaults__
-    monkeypatch.setattr(read.read_chunks, "__kwdefaults__", defaults | {"size": CHUNK})
+    defaults = readers.read_chunks.__kwdefaults__
+    monkeypatch.setattr(readers.read_chunks, "__kwdefaults__", defaults | {"size": CHUNK})
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_input_that_changes_meanwhile_is_refused(run, tmp_path, make_text):
         if state.documents:
             os.truncate(text, 100_000)
 
-    with pytest.raises(UserError, match="has changed while it was read"):
+    with pytest.raises(UserError, match="changed while it was read"):
         run(inputs=[text], progress=cut)
     assert not (tmp_path / "shards" / "index.json").exists()
     run(inputs=[text])
@@ -209,8 +209,8 @@ def test_torn_journal_and_damaged_shard_are_redone(run, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run()
     monkeypatch.undo()
-    defaults = read.read_chunks.__kwdefaults__
-    monkeypatch.setattr(read.read_chunks, "__kwdefaults__", defaults | {"size": CHUNK})
+    defaults = readers.read_chunks.__kwdefaults__
+    monkeypatch.setattr(readers.read_chunks, "__kwdefaults__", defaults | {"size": CHUNK})
     journal = tmp_path / "shards" / "journal.jsonl"
     journal.write_bytes(journal.read_bytes()[:-20])  # the third record is cut
     shard = tmp_path / "shards" / "shard-00000.bin"
@@ -239,11 +239,11 @@ SCRIPT = """
 import signal
 import sys
 from pathlib import Path
-from electra.text import read
+from electra.text import readers
 from electra.text.prepare import prepare, prepare_warnings
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored when run in the background
-    read.read_chunks.__kwdefaults__["size"] = {chunk}
+    readers.read_chunks.__kwdefaults__["size"] = {chunk}
     prepare([sys.argv[1]], tokenizer=Path(sys.argv[2]), out=Path(sys.argv[3]), length=32,
             workers=int(sys.argv[4]))
 """
@@ -370,7 +370,7 @@ def test_two_runs_at_once_are_refused(start, tmp_path):
     second = start("busy", 1)
     _, errors = second.communicate(timeout=20)
     process.send_signal(signal.SIGCONT)
-    assert b"Another  electra prepare  is writing" in errors
+    assert b"Another `electra prepare` is writing" in errors
     assert process.wait() == 0
 
 
@@ -418,7 +418,7 @@ def test_documents_shorter_than_a_row_are_padded(run, tmp_path):
 def test_too_little_text_is_refused_and_leaves_nothing(run, tmp_path):
     text = tmp_path / "tiny.txt"
     text.write_text("kari")
-    with pytest.raises(UserError, match=r"gives 1 row of 32 tokens.*more text"):
+    with pytest.raises(UserError, match=r"gives 1 sequence of 32 tokens.*add text"):
         run(inputs=[text])
     assert not (tmp_path / "shards").exists()
 
@@ -437,7 +437,7 @@ def test_special_tokens_in_the_text_are_text(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length": 7}, "--length is 7: choose one from 8"),
+        ({"length": 7}, "--length is 7: choose 8"),
         ({"length": 65_536}, "--length"),
         ({"held_out": 1.0}, "--held-out"),
         ({"workers": 0}, "--workers"),
@@ -509,7 +509,7 @@ def test_a_recorded_chunk_whose_text_has_changed_is_done_again(run, tmp_path, mo
 def test_a_folder_that_was_there_stays_when_nothing_was_done(run, tmp_path):
     (tmp_path / "tiny.txt").write_text("kari")
     (tmp_path / "shards").mkdir()
-    with pytest.raises(UserError, match="more text"):
+    with pytest.raises(UserError, match="add text"):
         run(inputs=[tmp_path / "tiny.txt"])
     assert list((tmp_path / "shards").iterdir()) == []
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from electra.errors import UserError
-from electra.text import read
+from electra.text import readers
 from electra.text.prepare import prepare
 from electra.text.shards import Shards
 
@@ -18,7 +18,9 @@ def folder(corpus, tokenizer_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("shards") / "shards"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            read.read_chunks, "__kwdefaults__", read.read_chunks.__kwdefaults__ | {"size": 20_000}
+            readers.read_chunks,
+            "__kwdefaults__",
+            readers.read_chunks.__kwdefaults__ | {"size": 20_000},
         )
         prepare([corpus], tokenizer=tokenizer_folder, out=out, length=32, held_out=0.2, workers=1)
     return out
@@ -90,7 +92,7 @@ def test_altered_shard_is_named(copy):
     data = bytearray(path.read_bytes())
     data[1000] ^= 1
     path.write_bytes(data)
-    with pytest.raises(UserError, match=r"shard-00002\.bin' was altered.*electra prepare"):
+    with pytest.raises(UserError, match=r"shard-00002\.bin' was changed.*electra prepare"):
         Shards.open(copy)
 
 
@@ -107,7 +109,7 @@ def test_cut_grown_and_missing_shards_are_named(copy):
 
 
 def test_folders_that_are_none(folder, copy, tmp_path):
-    with pytest.raises(UserError, match="no folder of token shards"):
+    with pytest.raises(UserError, match="not a folder of token shards"):
         Shards.open(tmp_path)
     (copy / "index.json").write_text('{"format": 99}')
     with pytest.raises(UserError, match="format 99"):

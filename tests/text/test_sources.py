@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from electra.errors import UserError
-from electra.text.read import read_chunks
+from electra.text.readers import read_chunks
 from electra.text.sources import find_sources, pipes_as_files
 
 

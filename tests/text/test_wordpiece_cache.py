@@ -14,11 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from electra.text import encode, wordcache
-from electra.text.encode import chunk_digest, open_encoder, open_tokenizer, tokenised
+from electra.text import encode, wordpiece_cache
+from electra.text.encode import (
+    build_encoder,
+    chunk_digest,
+    encode_with_library,
+    open_tokenizer,
+)
 from electra.text.prepare import new_job, prepare
 from electra.text.tokenizer import train_tokenizer
-from electra.text.wordcache import IDEOGRAPHS, MARKS, WordCache, words_suffice
+from electra.text.wordpiece_cache import (
+    IDEOGRAPHS,
+    THREE_BYTE_PUNCTUATION,
+    WordPieceCache,
+    supports_cache,
+)
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 RULES = [
@@ -74,11 +84,11 @@ def every() -> list[Tokenizer]:
     return [bert(vocabulary, **rules) for rules in RULES]
 
 
-def check(tokenizer: Tokenizer, cache: WordCache, texts: list[str]) -> None:
+def check(tokenizer: Tokenizer, cache: WordPieceCache, texts: list[str]) -> None:
     """The cache gives what the library gives."""
     documents = [text.encode() for text in texts]
     ids, lines = cache(documents)
-    expected, counts = tokenised(tokenizer, cache.dtype, documents)
+    expected, counts = encode_with_library(tokenizer, cache.dtype, documents)
     assert ids.dtype == expected.dtype
     assert ids.tolist() == expected.tolist()
     assert [[n for n in each if n] for each in lines] == [[n for n in each if n] for each in counts]
@@ -89,8 +99,8 @@ def check(tokenizer: Tokenizer, cache: WordCache, texts: list[str]) -> None:
 def caches(request, every):
     """A cache for each tokenizer; in a table of four places nearly all words are in the way."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wordcache, "SLOTS", request.param)
-        return [WordCache(tokenizer, "uint32") for tokenizer in every]
+        patch.setattr(wordpiece_cache, "TABLE_SIZE", request.param)
+        return [WordPieceCache(tokenizer, "uint32") for tokenizer in every]
 
 
 @settings(deadline=None, max_examples=300)
@@ -113,7 +123,7 @@ def test_every_character_beyond(every, which):
 
 
 def check_characters(tokenizer, points):
-    cache = WordCache(tokenizer, "uint32")
+    cache = WordPieceCache(tokenizer, "uint32")
     for start in range(0, len(points), 1 << 16):
         some = points[start : start + (1 << 16)]
         check(tokenizer, cache, ["\n".join(around(chr(c)) for c in some)])
@@ -126,7 +136,7 @@ def around(c: str) -> str:
 
 def test_marks_are_words_of_their_own():
     rules, cut = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    for c in (*string.punctuation, *map(chr, MARKS + IDEOGRAPHS)):
+    for c in (*string.punctuation, *map(chr, THREE_BYTE_PUNCTUATION + IDEOGRAPHS)):
         text = rules.normalize_str(f"a{c}b{c}\u0301c")
         assert [piece for piece, _ in cut.pre_tokenize_str(text)] == ["a", c, "b", c, "c"]
 
@@ -137,14 +147,14 @@ def test_words_that_differ_little_are_different():
     words += [word[:n] + "z" + word[n + 1 :] for word in words for n in range(len(word))]
     vocabulary = {token: n for n, token in enumerate(dict.fromkeys([*SPECIAL, *words]))}
     tokenizer = bert(vocabulary)
-    cache = WordCache(tokenizer, "uint16")
+    cache = WordPieceCache(tokenizer, "uint16")
     for _ in range(2):
         check(tokenizer, cache, [" ".join(words), " ".join(words[::-1])])
         assert 1 not in cache([" ".join(words).encode()])[0]
 
 
 def test_no_text_and_no_tokens(every):
-    cache = WordCache(every[0], "uint32")
+    cache = WordPieceCache(every[0], "uint32")
     for texts in (
         [],
         [""],
@@ -159,9 +169,9 @@ def test_no_text_and_no_tokens(every):
 
 
 def test_large_text_in_many_batches(every, monkeypatch, make_text):
-    monkeypatch.setattr(wordcache, "BATCH", 1000)
+    monkeypatch.setattr(wordpiece_cache, "BATCH_BYTES", 1000)
     texts = make_text(100, seed=5).split("\n\n")
-    check(every[0], WordCache(every[0], "uint32"), texts)
+    check(every[0], WordPieceCache(every[0], "uint32"), texts)
 
 
 class Counting:
@@ -177,7 +187,7 @@ class Counting:
 
 
 def test_each_word_is_tokenised_once(every):
-    cache = WordCache(every[0], "uint32")
+    cache = WordPieceCache(every[0], "uint32")
     cache.model = Counting(cache.model)
     long = "a" * 40
     for _ in range(3):
@@ -192,20 +202,20 @@ def unique_words(count: int, seed: int = 0) -> str:
 
 def test_memory_is_bounded(every, monkeypatch):
     """Ever new words: the cache begins anew, and the ids stay right."""
-    monkeypatch.setattr(wordcache, "BATCH", 20_000)
-    monkeypatch.setattr(wordcache, "LIMIT", 1_000_000)
-    cache, most = WordCache(every[0], "uint32"), 0
+    monkeypatch.setattr(wordpiece_cache, "BATCH_BYTES", 20_000)
+    monkeypatch.setattr(wordpiece_cache, "MAX_CACHE_BYTES", 1_000_000)
+    cache, most = WordPieceCache(every[0], "uint32"), 0
     for seed in range(10):
         text = unique_words(3000, seed)
         check(every[0], cache, [text[:20_000], text[20_000:], "the same words each time"])
         most = max(most, len(cache.numbers))
-        assert cache.held <= 1_000_000
+        assert cache.size <= 1_000_000
         assert len(cache.numbers) == len(cache.ends) - 1
-    assert 3000 < most < 1_000_000 / wordcache.OVERHEAD
+    assert 3000 < most < 1_000_000 / wordpiece_cache.WORD_OVERHEAD
 
 
 def test_memory_is_estimated_well(every):
-    cache = WordCache(every[0], "uint32")
+    cache = WordPieceCache(every[0], "uint32")
     cache([b"begin"])
     text = unique_words(30_000).encode()
     tracemalloc.start()
@@ -214,7 +224,7 @@ def test_memory_is_estimated_well(every):
         real = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert 0.7 < cache.held / real < 1.4
+    assert 0.7 < cache.size / real < 1.4
 
 
 @pytest.fixture
@@ -267,8 +277,8 @@ def put(**parts):
 )
 def test_other_rules_are_left_to_the_library(job, change, make_text):
     other = changed(job, change)
-    tokenise = open_encoder(other)
-    assert not isinstance(tokenise, WordCache)
+    tokenise = build_encoder(other)
+    assert not isinstance(tokenise, WordPieceCache)
     documents = [text.encode() for text in ["kari to men", *make_text(5).split("\n\n")]]
     tokenizer = open_tokenizer(other)
     lines = [line for text in documents for line in text.decode().split("\n")]
@@ -280,10 +290,10 @@ def test_other_rules_are_left_to_the_library(job, change, make_text):
 def test_other_kinds_are_left_to_the_library(corpus, tmp_path, kind):
     tokenizer = train_tokenizer([corpus], tmp_path / kind, vocab_size=400, kind=kind)
     tokenizer.encode_special_tokens = True
-    assert not words_suffice(tokenizer)
+    assert not supports_cache(tokenizer)
     # A line of blanks has no tokens, though some tokenizers have one for a blank
-    ids, lines = tokenised(tokenizer, "uint16", [b"the farmer\n \t \nthe sailor", b"  "])
-    plain, _ = tokenised(tokenizer, "uint16", [b"the farmer", b"the sailor"])
+    ids, lines = encode_with_library(tokenizer, "uint16", [b"the farmer\n \t \nthe sailor", b"  "])
+    plain, _ = encode_with_library(tokenizer, "uint16", [b"the farmer", b"the sailor"])
     assert ids.tolist() == plain.tolist()
     assert [len(counts) for counts in lines] == [2, 0]
 
@@ -294,17 +304,17 @@ def test_own_wordpiece_is_looked_up(corpus, tmp_path, cased, keep_accents, make_
     options = {"vocab_size": 300, "cased": cased, "keep_accents": keep_accents}
     train_tokenizer([corpus], tmp_path / "own", **options)
     own = new_job(tmp_path / "own", tmp_path, 32, "pairs", 0.1, 1)
-    cache = open_encoder(own)
-    assert isinstance(cache, WordCache)
+    cache = build_encoder(own)
+    assert isinstance(cache, WordPieceCache)
     check(open_tokenizer(own), cache, make_text(20, seed=8).split("\n\n"))
 
 
 def test_special_tokens_must_be_text(every):
     tokenizer = Tokenizer.from_str(every[0].to_str())
     assert not tokenizer.encode_special_tokens
-    assert not words_suffice(tokenizer)
+    assert not supports_cache(tokenizer)
     tokenizer.encode_special_tokens = True
-    assert words_suffice(tokenizer)
+    assert supports_cache(tokenizer)
 
 
 def test_a_tokenizer_that_cuts_and_pads_does_neither(job):
@@ -314,7 +324,8 @@ def test_a_tokenizer_that_cuts_and_pads_does_neither(job):
 
     texts = [b"the old farmer and the old sailor", b"the"]
     (ids, lines), (wanted, plain) = (
-        tokenised(open_tokenizer(each), "uint16", texts) for each in (changed(job, change), job)
+        encode_with_library(open_tokenizer(each), "uint16", texts)
+        for each in (changed(job, change), job)
     )
     assert lines == plain
     assert ids.tolist() == wanted.tolist()
@@ -333,7 +344,7 @@ def test_shards_are_the_same_bytes(tokenizer_folder, tmp_path, monkeypatch, layo
     text.write_text("".join(dice.choices(fragments, k=20_000)), encoding="utf-8", newline="")
     options = {"tokenizer": tokenizer_folder, "length": 32, "layout": layout, "held_out": 0.1}
     fast = prepare([text], out=tmp_path / "fast", workers=workers, **options)
-    monkeypatch.setattr(encode, "words_suffice", lambda tokenizer: False)
+    monkeypatch.setattr(encode, "supports_cache", lambda tokenizer: False)
     plain = prepare([text], out=tmp_path / "plain", workers=1, **options)
     assert fast.text_tokens == plain.text_tokens > 10_000
     assert fast.unknown == plain.unknown > 0
@@ -355,11 +366,11 @@ def test_digest_of_a_chunk_is_of_its_documents():
 
 def test_table_is_used(every, monkeypatch):
     """The second time short words come from the table, without the dict."""
-    cache = WordCache(every[0], "uint32")
+    cache = WordPieceCache(every[0], "uint32")
     text = "the quick brown fox — jumps, over the lazy dog fifteenlettersx".encode()
     first = cache([text])[0]
     monkeypatch.setattr(cache, "numbers", {})
-    monkeypatch.setattr(cache, "learn", lambda: None)
+    monkeypatch.setattr(cache, "tokenize_new_words", lambda: None)
     assert np.array_equal(cache([text])[0], first)
     with pytest.raises(KeyError):
         cache([text + b"s"])

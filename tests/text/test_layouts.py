@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from electra.text.rows import fill, packed, pairs, places, split_document, take_row
+from electra.text.layouts import (
+    build_rows,
+    packed_spans,
+    pair_spans,
+    split_document,
+    take_pair,
+    to_spans,
+)
 
 PAD, CLS, SEP = 0, 2, 3
 
@@ -20,8 +27,8 @@ def numbered(count: int) -> np.ndarray:
     return np.arange(10, 10 + count, dtype=np.uint16)
 
 
-def build(spots, tokens, layout, length):
-    return fill(tokens, spots, layout=layout, length=length, pad=PAD, cls=CLS, sep=SEP)
+def build(spans, tokens, layout, length):
+    return build_rows(tokens, spans, layout=layout, length=length, pad=PAD, cls=CLS, sep=SEP)
 
 
 def text_tokens(rows: np.ndarray) -> list[int]:
@@ -47,8 +54,8 @@ def check_pair_row(row: np.ndarray, length: int) -> None:
 @given(documents_of_lines, lengths, st.integers(0, 2**32))
 def test_pairs_lose_nothing_and_keep_order(documents, length, seed):
     tokens = numbered(sum(map(sum, documents)))
-    spots = pairs(documents, length, np.random.default_rng(seed))
-    rows = build(spots, tokens, "pairs", length)
+    spans = pair_spans(documents, length, np.random.default_rng(seed))
+    rows = build(spans, tokens, "pairs", length)
     assert text_tokens(rows) == tokens.tolist()
     for row in rows:
         check_pair_row(row, length)
@@ -60,8 +67,8 @@ def test_pairs_never_mix_documents(documents, length, seed):
     """A row's tokens come from one document only."""
     owner = np.repeat(np.arange(len(documents)), [sum(d) for d in documents])
     tokens = numbered(len(owner))
-    spots = pairs(documents, length, np.random.default_rng(seed))
-    for row in build(spots, tokens, "pairs", length):
+    spans = pair_spans(documents, length, np.random.default_rng(seed))
+    for row in build(spans, tokens, "pairs", length):
         ids = row[:length]
         assert len(set(owner[ids[ids >= 10].astype(int) - 10])) == 1
 
@@ -80,7 +87,7 @@ def test_second_segments_begin_with_a_line(lines, length, seed):
 @given(st.lists(st.integers(0, 300), max_size=20), lengths)
 def test_packed_loses_nothing_and_fills_rows(documents, length):
     tokens = numbered(sum(documents))
-    rows = build(packed(documents, length), tokens, "packed", length)
+    rows = build(packed_spans(documents, length), tokens, "packed", length)
     assert text_tokens(rows) == tokens.tolist()
     for number, row in enumerate(rows):
         ids, first, total = row[:length].tolist(), int(row[length]), int(row[length + 1])
@@ -94,7 +101,7 @@ def test_packed_loses_nothing_and_fills_rows(documents, length):
 
 
 def test_packed_begins_each_document_and_each_row_with_cls():
-    rows = build(packed([3, 9], 10), numbered(12), "packed", 10)
+    rows = build(packed_spans([3, 9], 10), numbered(12), "packed", 10)
     assert rows[:, :-2].tolist() == [
         [CLS, 10, 11, 12, SEP, CLS, 13, 14, 15, SEP],
         [CLS, 16, 17, 18, 19, 20, 21, SEP, PAD, PAD],
@@ -103,13 +110,13 @@ def test_packed_begins_each_document_and_each_row_with_cls():
 
 
 def test_fill_writes_both_segments():
-    rows = build(places([(0, 1, 2), (0, 4, 3)]), numbered(5), "pairs", 10)
+    rows = build(to_spans([(0, 1, 2), (0, 4, 3)]), numbered(5), "pairs", 10)
     assert rows.tolist() == [[CLS, 10, 11, SEP, 12, 13, 14, SEP, PAD, PAD, 4, 8]]
 
 
 def test_fill_refuses_to_lose_tokens():
     with pytest.raises(AssertionError):
-        build(places([(0, 1, 2)]), numbered(3), "pairs", 10)
+        build(to_spans([(0, 1, 2)]), numbered(3), "pairs", 10)
 
 
 def test_one_long_line_becomes_full_rows():
@@ -137,20 +144,20 @@ def test_a_line_that_reaches_the_middle_goes_to_either_segment(lines, share):
     """62 of 128 is the middle; what ends before it belongs to the first one."""
     random, found = np.random.default_rng(0), []
     for _ in range(10_000):
-        take_row(list(lines), 128, 128, random, found)
+        take_pair(list(lines), 128, 128, random, found)
     firsts = [first for first, second in found if second]
     assert set(firsts) <= {lines[0], lines[0] + lines[1]}
     assert np.mean([first > lines[0] for first in firsts]) == pytest.approx(share, abs=0.02)
 
 
 def test_lines_that_are_as_long_as_the_target_are_a_row(monkeypatch):
-    monkeypatch.setattr("electra.text.rows.next_target", lambda *_: 50)
+    monkeypatch.setattr("electra.text.layouts.sample_target", lambda *_: 50)
     found = split_document([25, 25, 40, 10, 30, 20], 128, np.random.default_rng(0))
     assert [sum(row) for row in found] == [50, 50, 50]
 
 
 def test_rows_depend_on_the_seed_only():
     documents = [[7, 30, 2, 90, 14] * 10] * 20
-    one, two, other = (pairs(documents, 64, np.random.default_rng(s)) for s in (5, 5, 6))
+    one, two, other = (pair_spans(documents, 64, np.random.default_rng(s)) for s in (5, 5, 6))
     assert np.array_equal(one.count, two.count)
     assert not np.array_equal(one.count, other.count)

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from electra.errors import UserError
-from electra.text import read, sources
-from electra.text.read import pieces, read_chunks
+from electra.text import readers, sources
+from electra.text.readers import read_chunks, split_long
 from electra.text.sources import Source
 
 DOCUMENTS = ["Första raden.\nZweite Zeile.", "Ένα", "第三の文書\nมีสองบรรทัด"]
@@ -82,7 +82,7 @@ def test_parquet(tmp_path):
     assert sum(seen) == path.stat().st_size
     with pytest.raises(UserError, match=r"no column 'body', it has: text, n"):
         documents(path, text_field="body")
-    with pytest.raises(UserError, match="'n' is no text but int"):
+    with pytest.raises(UserError, match="'n' is not text but int"):
         documents(path, text_field="n")
     with pytest.raises(UserError, match=r"b\.parquet' cannot be read as parquet"):
         documents(as_text(tmp_path / "b.parquet", path.read_bytes()[:-9]))
@@ -170,7 +170,7 @@ def test_nothing_is_lost_whatever_the_blocks(tmp_path_factory, text, block, piec
     path.write_text(text, encoding="utf-8", newline="")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "BLOCK", block)
-        patch.setattr(read, "PIECE", piece)
+        patch.setattr(readers, "MAX_DOCUMENT_CHARS", piece)
         if not text.strip():
             with pytest.raises(UserError, match="no text"):
                 documents(path)
@@ -203,16 +203,16 @@ def test_short_reads_are_joined(monkeypatch):
 
     monkeypatch.setattr(sources, "BLOCK", 10)
     stream = Drops(bytes(range(25)))
-    found = [sources.full_read(stream) for _ in range(4)]
+    found = [sources.read_block(stream) for _ in range(4)]
     assert found == [bytes(range(10)), bytes(range(10, 20)), bytes(range(20, 25)), b""]
 
 
 def test_pieces_prefer_newlines_then_spaces(monkeypatch):
-    monkeypatch.setattr(read, "PIECE", 10)
-    assert list(pieces("aaaa\nbb ccccc")) == ["aaaa", "bb ccccc"]
-    assert list(pieces("aa\nbb\ncc dd ee ff")) == ["aa\nbb", "cc dd ee", "ff"]
-    assert list(pieces("aaaa bbbb ccccc")) == ["aaaa bbbb", "ccccc"]
-    assert list(pieces("a" * 25)) == ["a" * 10, "a" * 10, "a" * 5]
+    monkeypatch.setattr(readers, "MAX_DOCUMENT_CHARS", 10)
+    assert list(split_long("aaaa\nbb ccccc")) == ["aaaa", "bb ccccc"]
+    assert list(split_long("aa\nbb\ncc dd ee ff")) == ["aa\nbb", "cc dd ee", "ff"]
+    assert list(split_long("aaaa bbbb ccccc")) == ["aaaa bbbb", "ccccc"]
+    assert list(split_long("a" * 25)) == ["a" * 10, "a" * 10, "a" * 5]
 
 
 def test_giant_line_passes_in_flat_memory(tmp_path):
@@ -243,26 +243,26 @@ def test_chunks_have_a_size_and_keep_order(tmp_path):
     [
         ("a.txt", b"", r"a\.txt' holds no text"),
         ("a.txt", b" \n\n \n", r"a\.txt' holds no text"),
-        ("a.txt", b"ab\ncd\0e", r"a\.txt' is no text: line 2 holds a NUL byte"),
+        ("a.txt", b"ab\ncd\0e", r"a\.txt' is not text: line 2 holds a NUL byte"),
         ("a.txt", b"\x89PNG\r\n\x1a\n\0\0", r"is a PNG image"),
         ("a.txt", b"PK\x03\x04\0\0", r"is a zip archive; unpack it"),
         ("a.txt", ZIPPED, r"gzip-compressed; give its name the ending \.gz"),
-        ("a.txt", "text".encode("utf-16"), r"UTF-16; convert it with  iconv"),
+        ("a.txt", "text".encode("utf-16"), r"UTF-16; convert it with `iconv"),
         ("a.txt", b"fine\nna\xefve", r"a\.txt' .* line 2 \(byte 0xef at offset 7\).*iconv"),
         ("a.txt", b"fine\ncut \xe2\x82", r"line 2 \(byte 0xe2 at offset 9\)"),
         ("a.txt.gz", ZIPPED[:-12], r"a\.txt\.gz' is truncated or damaged"),
         ("a.txt.gz", b"no gzip at all", r"a\.txt\.gz' is truncated or damaged"),
         ("a.txt.xz", lzma.compress(b"text" * 999)[:-30], r"a\.txt\.xz' is truncated or damaged"),
         ("a.txt.bz2", bz2.compress(b"text" * 999)[:-9], r"a\.txt\.bz2' is truncated or damaged"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": "b"', r"a\.jsonl' line 2 is no valid JSON"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "b"', r"a\.jsonl' line 2 is not valid JSON"),
         ("a.jsonl", b'["a"]', r"line 1 is a JSON list, not an object"),
         ("a.jsonl", b'{"body": "a", "title": "b"}', r"line 1 has no field 'text'.*body, title"),
-        ("a.jsonl", b'{"text": 3}', r"the field 'text' is no text but int"),
+        ("a.jsonl", b'{"text": 3}', r"the field 'text' is not text but int"),
         ("a.csv", b"id,body\n1,a\n", r"a\.csv' has no column 'text', it has: id, body"),
         ("a.csv", b"id,text\n1\n", r"a\.csv' line 2 has 1 columns, the header has 2"),
-        ("a.csv", b'text\n"open\nfor ever\n', r"a\.csv' line \d is no valid table row"),
-        ("a.csv", b"text,text\na,b\n", r"a\.csv' names the column 'text' twice"),
-        ("a.jsonl", b"[" * 100_000, r"a\.jsonl' line 1 is no valid JSON"),
+        ("a.csv", b'text\n"open\nfor ever\n', r"a\.csv' line \d is not a valid table row"),
+        ("a.csv", b"text,text\na,b\n", r"a\.csv' has two columns 'text'"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl' line 1 is not valid JSON"),
         ("a.parquet.gz", b"x", r"compressed parquet"),
     ],
 )  # fmt: skip
@@ -299,7 +299,7 @@ def test_missing_inputs(tmp_path, name, message):
 
 
 def test_empty_folder_and_folder_without_text(tmp_path):
-    with pytest.raises(UserError, match="holds no file"):
+    with pytest.raises(UserError, match="holds no files"):
         documents(tmp_path)
     as_text(tmp_path / "a.txt", b"\n")
     with pytest.raises(UserError, match="There is no text in"):
@@ -331,7 +331,7 @@ def test_a_table_may_begin_with_blank_lines(tmp_path, kind):
 
 def test_a_line_alone_is_too_long_and_not_many_together(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "BLOCK", 50)
-    monkeypatch.setattr(read, "RECORD", 100)
+    monkeypatch.setattr(readers, "MAX_LINE_CHARS", 100)
     lines = [json.dumps({"text": f"number {i}"}) for i in range(40)]
     path = as_text(tmp_path / "a.jsonl", "\n".join(lines).encode())
     assert documents(path) == [f"number {i}" for i in range(40)]
