@@ -1,4 +1,4 @@
-"""The text commands: what they print, their exit codes, and that they stay light."""
+"""The text commands: output, exit codes, and fast start."""
 
 import os
 import shlex
@@ -36,9 +36,11 @@ def test_train_inspect_prepare(corpus, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "tokens lost" in done.stdout
     assert done.stderr == ""
-    done = electra(*command)
-    assert done.returncode == 0
-    assert "already prepared" in done.stdout
+    other_name = [("--seq-length" if word == "--length" else word) for word in command]
+    for same in (command, other_name):
+        done = electra(*same)
+        assert done.returncode == 0
+        assert "already prepared" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_errors_are_one_sentence(arguments, message, corpus, tokenizer_folder, t
         (KeyboardInterrupt(), 130, "stopped"),
     ],
 )
-def test_what_is_raised_becomes_a_sentence(error, code, message, capsys, monkeypatch):
+def test_exceptions_become_one_sentence(error, code, message, capsys, monkeypatch):
     def broken(*arguments: object, **options: object) -> None:
         raise error
 
@@ -86,7 +88,7 @@ def test_what_is_raised_becomes_a_sentence(error, code, message, capsys, monkeyp
 
 
 @pytest.mark.parametrize("sign", ["journal.jsonl", "shard-00000.bin"])
-def test_ctrl_c_says_how_to_go_on(sign, tmp_path, make_text, tokenizer_folder):
+def test_ctrl_c_says_how_to_resume(sign, tmp_path, make_text, tokenizer_folder):
     text = tmp_path / "text.txt"
     text.write_text(make_text(300) + ("\n\n" + make_text(100)) * 600)  # four chunks
     process = subprocess.Popen(
@@ -110,7 +112,7 @@ def test_ctrl_c_says_how_to_go_on(sign, tmp_path, make_text, tokenizer_folder):
     assert errors == "The same command goes on where this one stops.\nerror: stopped.\n"
 
 
-def test_wrong_usage_has_code_2():
+def test_usage_errors_exit_with_2():
     for arguments in (("prepare",), ("prepare", "a", "--lenght", "3"), ("nothing",)):
         done = electra(*arguments)
         assert done.returncode == 2
@@ -120,7 +122,7 @@ def test_wrong_usage_has_code_2():
 @pytest.mark.parametrize(
     ("kind", "size"), [("unigram", -3), ("bpe", 10**10), ("wordpiece", 10**20)]
 )
-def test_a_vocabulary_size_that_the_library_would_not_survive(kind, size, corpus, tmp_path):
+def test_invalid_vocabulary_size(kind, size, corpus, tmp_path):
     out = tmp_path / "out"
     done = electra(
         "tokenizer", "train", corpus, f"--kind={kind}", f"--vocab-size={size}", "--out", out
@@ -133,7 +135,7 @@ def test_a_vocabulary_size_that_the_library_would_not_survive(kind, size, corpus
 @pytest.mark.parametrize(
     "path", ["", "tokenizer", "tokenizer train", "tokenizer inspect", "prepare"]
 )
-def test_help_reads_like_documentation(path):
+def test_help_has_an_example(path):
     result = CliRunner().invoke(cli.app, [*path.split(), "--help"])
     assert result.exit_code == 0
     if path not in ("", "tokenizer"):
@@ -144,7 +146,7 @@ def test_version():
     assert electra("--version").stdout == f"electra {__version__}\n"
 
 
-def test_help_is_quick_and_light():
+def test_help_is_fast_and_imports_little():
     code = (
         "import sys\n"
         "from electra.cli import app\n"
@@ -183,7 +185,7 @@ def test_commands_need_no_torch(corpus, tmp_path):
 
 
 def test_inputs_from_pipes(corpus, tmp_path):
-    """Standard input and process substitution, in a shell."""
+    """Standard input and process substitution in a shell."""
     script = (
         f"cat {corpus} | {sys.executable} -m electra tokenizer train /dev/stdin --out t "
         "--vocab-size 300 && "
