@@ -11,7 +11,7 @@ import pytest
 from electra import cli
 from electra.cli.console import lasting
 from electra.demo import run as demo
-from electra.text import console as text_console
+from electra.text import progress
 from electra.train import checkpoint
 
 QUICK = (
@@ -23,7 +23,7 @@ ELECTRA = (sys.executable, "-m", "electra")
 
 
 def test_from_text_to_a_report(unread, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(text_console, "EVERY", 0.0)  # a line for each step
+    monkeypatch.setattr(progress, "LOG_INTERVAL", 0.0)  # a line for each step
     tokenizer, shards, run = (tmp_path / name for name in ("tokenizer", "shards", "run"))
     learn = ("tokenizer", "train", corpus, "--out", tokenizer, "--vocab-size", 150)
     prepare = ("prepare", corpus, "--tokenizer", tokenizer, "--out", shards, "--length", 32)

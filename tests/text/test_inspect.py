@@ -1,4 +1,4 @@
-"""Inspection: the figures, and each warning by name."""
+"""Tokenizer inspection: metrics and warnings."""
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -8,13 +8,13 @@ from electra.text.tokenizer import load_tokenizer, train_tokenizer
 
 
 def warned(report, name: str) -> list[str]:
-    """The warnings that begin with a name."""
+    """Return the warnings that start with a name."""
     return [w for w in report.warnings if w.startswith(name)]
 
 
 @pytest.fixture
 def look(tmp_path):
-    """Train on one text and inspect with another."""
+    """Train on one text and inspect on another."""
 
     def look(text, other=None, **options):
         path = tmp_path / "text.txt"
@@ -32,7 +32,7 @@ GERMAN = "Der größte Vogel hört schöne Töne über den Häusern und läuft f
 ENGLISH = "the quick brown fox jumps over the lazy dog and runs away again\n" * 50
 
 
-def test_figures_of_a_known_case(tmp_path):
+def test_metrics_of_a_known_case(tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ab", "##c", "d", "never"]
     tokenizer = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -42,7 +42,7 @@ def test_figures_of_a_known_case(tmp_path):
     assert (report.kind, report.vocabulary_size, report.words) == ("WordPiece", 9, 4)
     assert report.tokens == 5
     assert report.unknown_rate == 1 / 5
-    assert report.pieces_per_word == 5 / 4
+    assert report.tokens_per_word == 5 / 4
     assert report.continuation_rate == 1 / 5
     assert report.used_rate == 4 / 9  # ab, ##c, d and the unknown one
     assert ("x", "[UNK]") in report.examples
@@ -50,7 +50,7 @@ def test_figures_of_a_known_case(tmp_path):
     assert warned(report, "text changes: 50.0%")
 
 
-def test_lost_accents_are_named_with_their_letters(look):
+def test_warning_for_lost_accents(look):
     report = look(GERMAN)
     (warning,) = warned(report, "accents lost")
     assert report.changed_rate > 0.1
@@ -63,7 +63,7 @@ def test_lost_accents_are_named_with_their_letters(look):
     assert not warned(look(ENGLISH), "accents lost")
 
 
-def test_accents_in_decomposed_text_are_noticed(look):
+def test_warning_for_lost_accents_in_decomposed_text(look):
     import unicodedata
 
     vietnamese = unicodedata.normalize("NFD", "Tiếng Việt là ngôn ngữ của người Việt Nam\n") * 20
@@ -72,17 +72,17 @@ def test_accents_in_decomposed_text_are_noticed(look):
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_lost_accents_in_other_kinds(look, kind):
+def test_warning_for_lost_accents_with_bpe_and_unigram(look, kind):
     assert warned(look(GERMAN, kind=kind, vocab_size=400 if kind == "bpe" else 60), "accents lost")
 
 
-def test_lost_case(look):
+def test_warning_for_lost_case(look):
     assert warned(look(GERMAN), "case lost")
     assert not warned(look(GERMAN, cased=True), "case lost")
     assert not warned(look(ENGLISH), "case lost")
 
 
-def test_unknown_text(look):
+def test_warning_for_unknown_text(look):
     report = look(ENGLISH, other="Ελληνικά γράμματα εδώ\n" * 30)
     assert warned(report, "high unknown rate")
     assert report.unknown_rate > 0.9
@@ -91,18 +91,18 @@ def test_unknown_text(look):
 
 
 @pytest.mark.parametrize("text", ["東京は日本の首都です。" * 9, "ภาษาไทยเขียนติดกัน" * 9])
-def test_text_without_spaces(look, text):
+def test_warning_for_text_without_spaces(look, text):
     assert warned(look(text, vocab_size=500), "text without spaces")
     assert not warned(look(text, kind="bpe", vocab_size=500), "text without spaces")
     assert not warned(look(ENGLISH), "text without spaces")
 
 
-def test_unused_vocabulary(look, make_text):
+def test_warning_for_unused_vocabulary(look, make_text):
     report = look(make_text(200), other=ENGLISH * 40, vocab_size=600)
     assert warned(report, "vocabulary too large")
 
 
-def test_missing_special_tokens(tmp_path, tokenizer_folder):
+def test_warning_for_missing_special_tokens(tmp_path, tokenizer_folder):
     content = (tokenizer_folder / "tokenizer.json").read_text().replace("[MASK]", "[HIDE]")
     (tmp_path / "tokenizer.json").write_text(content)
     text = tmp_path / "a.txt"
@@ -114,7 +114,7 @@ def test_missing_special_tokens(tmp_path, tokenizer_folder):
     assert not warned(named, "missing special token")
 
 
-def test_good_fit_has_no_complaint(look):
+def test_no_warnings_for_a_good_fit(look):
     report = look(ENGLISH)
     assert report.warnings == ()
     assert report.changed_rate == 0

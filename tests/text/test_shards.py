@@ -1,4 +1,4 @@
-"""Shards on disk: opening, gathering, and noticing damage."""
+"""Shards on disk: opening, gathering, and detecting damage."""
 
 import json
 import shutil
@@ -7,18 +7,20 @@ import numpy as np
 import pytest
 
 from electra.errors import UserError
-from electra.text import read
+from electra.text import readers
 from electra.text.prepare import prepare
 from electra.text.shards import Shards
 
 
 @pytest.fixture(scope="module")
 def folder(corpus, tokenizer_folder, tmp_path_factory):
-    """Several shards with held-out rows in each."""
+    """A folder of several shards with held-out rows in each."""
     out = tmp_path_factory.mktemp("shards") / "shards"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            read.read_chunks, "__kwdefaults__", read.read_chunks.__kwdefaults__ | {"size": 20_000}
+            readers.read_chunks,
+            "__kwdefaults__",
+            readers.read_chunks.__kwdefaults__ | {"size": 20_000},
         )
         prepare([corpus], tokenizer=tokenizer_folder, out=out, length=32, held_out=0.2, workers=1)
     return out
@@ -30,7 +32,7 @@ def copy(folder, tmp_path):
 
 
 def whole(folder):
-    """Both splits, read file by file without the class under test."""
+    """Read both splits file by file, without the class under test."""
     index = json.loads((folder / "index.json").read_text())
     train, held = [], []
     for shard in index["shards"]:
@@ -41,7 +43,7 @@ def whole(folder):
     return {"train": np.concatenate(train), "held_out": np.concatenate(held)}
 
 
-def test_gather_is_the_rows_on_disk(folder):
+def test_gather_returns_the_rows_on_disk(folder):
     shards = Shards.open(folder)
     assert len(shards.shards) > 3
     random = np.random.default_rng(0)
@@ -67,14 +69,14 @@ def test_attributes(folder, tokenizer_folder):
     assert (shards.tokenizer / "tokenizer.json").is_file()
 
 
-def test_indices_outside_are_refused(folder):
+def test_index_out_of_range(folder):
     shards = Shards.open(folder)
     for wrong in (-1, shards.rows("train")):
         with pytest.raises(IndexError):
             shards.gather("train", np.array([wrong]))
 
 
-def test_digest_follows_the_data_not_the_place(folder, copy):
+def test_digest_depends_on_the_data_only(folder, copy):
     assert Shards.open(folder).digest == Shards.open(copy).digest
     index = json.loads((copy / "index.json").read_text())
     index["sources"] = []
@@ -85,16 +87,16 @@ def test_digest_follows_the_data_not_the_place(folder, copy):
     assert Shards.open(copy).digest != Shards.open(folder).digest
 
 
-def test_altered_shard_is_named(copy):
+def test_changed_shard_is_reported(copy):
     path = copy / "shard-00002.bin"
     data = bytearray(path.read_bytes())
     data[1000] ^= 1
     path.write_bytes(data)
-    with pytest.raises(UserError, match=r"shard-00002\.bin' was altered.*electra prepare"):
+    with pytest.raises(UserError, match=r"shard-00002\.bin' was changed.*electra prepare"):
         Shards.open(copy)
 
 
-def test_cut_grown_and_missing_shards_are_named(copy):
+def test_shards_of_wrong_size_and_missing_shards_are_reported(copy):
     path = copy / "shard-00001.bin"
     content = path.read_bytes()
     for other in (content[:-2], content + content[:68]):
@@ -106,8 +108,8 @@ def test_cut_grown_and_missing_shards_are_named(copy):
         Shards.open(copy)
 
 
-def test_folders_that_are_none(folder, copy, tmp_path):
-    with pytest.raises(UserError, match="no folder of token shards"):
+def test_invalid_folders(folder, copy, tmp_path):
+    with pytest.raises(UserError, match="not a folder of token shards"):
         Shards.open(tmp_path)
     (copy / "index.json").write_text('{"format": 99}')
     with pytest.raises(UserError, match="format 99"):

@@ -1,4 +1,4 @@
-"""The shuffled order is a permutation that the seed chooses."""
+"""The shuffled order is a permutation given by the seed."""
 
 import numpy as np
 import pytest
@@ -10,12 +10,12 @@ from electra.text.shuffle import shuffled
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 3000), st.integers(0, 2**63))
-def test_bijection(count, seed):
+def test_shuffle_is_a_permutation(count, seed):
     values = shuffled(np.arange(count), count, seed)
     assert sorted(values.tolist()) == list(range(count))
 
 
-def test_each_place_alone_gives_the_same():
+def test_each_position_can_be_computed_alone():
     whole = shuffled(np.arange(1000), 1000, 7)
     some = np.array([[3, 999], [0, 500]])
     assert np.array_equal(shuffled(some, 1000, 7), whole[some])
@@ -36,10 +36,10 @@ def test_order_looks_random():
     assert np.all(np.abs(halves - 1) < 0.05)
 
 
-def test_huge_ranges_need_no_memory():
+def test_huge_range():
     assert shuffled(np.array([0, 10**15 - 1]), 10**15, 1).max() < 10**15
 
 
-def test_outside_is_refused():
+def test_index_out_of_range():
     with pytest.raises(IndexError):
         shuffled(np.array([10]), 10, 0)

@@ -1,10 +1,9 @@
-"""Tokenizers: learning, loading, special tokens, identity, and transformers' view of them."""
+"""Tokenizers: saving, loading, special tokens, fingerprint, and use in transformers."""
 
+import errno
 import json
 import os
-import random
-import subprocess
-import sys
+import threading
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -20,29 +19,11 @@ from electra.text.tokenizer import (
 )
 from electra.text.train_vocab import SPECIAL
 
-SIZES = {"wordpiece": 300, "bpe": 400, "unigram": 200}
-
-
-@pytest.fixture(scope="module", params=["wordpiece", "bpe", "unigram"])
-def trained(request, corpus, tmp_path_factory):
-    out = tmp_path_factory.mktemp("trained") / request.param
-    return train_tokenizer([corpus], out, vocab_size=SIZES[request.param], kind=request.param), out
-
 
 def word_tokenizer(*tokens: str) -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel({t: i for i, t in enumerate(tokens)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return tokenizer
-
-
-def test_special_tokens_have_the_first_ids(trained):
-    tokenizer, _ = trained
-    assert [tokenizer.token_to_id(name) for name in SPECIAL] == [0, 1, 2, 3, 4]
-    known = vocabulary(tokenizer)
-    assert (known.pad, known.unk, known.cls, known.sep, known.mask) == (0, 1, 2, 3, 4)
-    assert known.special == (0, 2, 3, 4)  # not the unknown one
-    assert known.absent == ()
-    assert known.size == tokenizer.get_vocab_size()
 
 
 def test_pairs_have_segments(trained):
@@ -69,7 +50,7 @@ def test_fingerprint_is_stable_over_save_and_load(trained, tmp_path):
     assert fingerprint(again) != mark
 
 
-def test_transformers_loads_and_agrees(trained, tmp_path):
+def test_transformers_gives_the_same_ids(trained, tmp_path):
     transformers = pytest.importorskip("transformers")
     tokenizer, _ = trained
     save_tokenizer(tokenizer, tmp_path, max_length=256)
@@ -87,70 +68,7 @@ def test_transformers_loads_and_agrees(trained, tmp_path):
         assert other.model_max_length == 256
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_training_is_repeatable(tmp_path, kind):
-    """Also in another process, where the library's hash tables have another order."""
-    dice = random.Random(1)
-    words = ("".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(800))
-    corpus = tmp_path / "ties.txt"
-    corpus.write_text(" ".join(words))  # every word once: many pairs are equally frequent
-    code = (
-        "import sys; from electra.text.tokenizer import *\n"
-        "train_tokenizer([sys.argv[1]], Path(sys.argv[2]), vocab_size=400, kind=sys.argv[3])"
-    )
-    for name in ("a", "b", "c"):
-        subprocess.run(
-            [sys.executable, "-c", code, str(corpus), str(tmp_path / name), kind],
-            check=True,
-            env=os.environ | {"TOKENIZERS_PARALLELISM": "true" if name == "a" else "false"},
-        )
-    one, two, three = ((tmp_path / n / "tokenizer.json").read_bytes() for n in "abc")
-    assert one == two == three
-
-
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, "om te kari"),
-        ({"keep_accents": True}, "öm té kari"),
-        ({"cased": True}, "Öm té Kari"),
-    ],
-)
-def test_case_and_accents(corpus, tmp_path, kind, options, expected):
-    extra = tmp_path / "extra.txt"
-    extra.write_text("Öm té Kari\n" * 30)
-    tokenizer = train_tokenizer(
-        [corpus, extra], tmp_path / "t", vocab_size=500, kind=kind, **options
-    )
-    ids = tokenizer.encode("Öm té Kari", add_special_tokens=False).ids
-    assert tokenizer.decode(ids).strip() == expected
-
-
-def test_wordpiece_words_of_200_characters_are_known(trained):
-    tokenizer, _ = trained
-    if type(tokenizer.model).__name__ != "WordPiece":
-        pytest.skip("a rule of WordPiece")
-    assert 1 not in tokenizer.encode("ka" * 100).ids
-    assert 1 in tokenizer.encode("ka" * 100 + "k").ids
-
-
-def test_mask_takes_its_space(trained):
-    """A masked word is one token in training; the text "a [MASK] b" must give the same."""
-    tokenizer, _ = trained
-    whole = tokenizer.encode("kari to").ids
-    masked = tokenizer.encode("kari [MASK] to").ids
-    assert len(masked) == len(whole) + 1
-
-
-def test_too_small_vocabularies_are_refused(corpus, tmp_path):
-    for kind in ("wordpiece", "bpe"):
-        with pytest.raises(UserError, match="larger --vocab-size"):
-            train_tokenizer([corpus], tmp_path / kind, vocab_size=20, kind=kind)
-        assert not (tmp_path / kind).exists()
-
-
-def test_a_tokenizer_is_not_overwritten_unasked(corpus, tmp_path):
+def test_existing_tokenizer_is_kept_without_overwrite(corpus, tmp_path):
     train_tokenizer([corpus], tmp_path, vocab_size=300)
     before = (tmp_path / "tokenizer.json").read_bytes()
     with pytest.raises(UserError, match=r"already holds a tokenizer.*--overwrite"):
@@ -159,29 +77,6 @@ def test_a_tokenizer_is_not_overwritten_unasked(corpus, tmp_path):
     train_tokenizer([corpus], tmp_path, vocab_size=350, overwrite=True)
     assert load_tokenizer(tmp_path).get_vocab_size() == 350
     assert sorted(p.name for p in tmp_path.iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
-
-
-def test_rare_characters_do_not_fill_the_vocabulary(tmp_path):
-    text = tmp_path / "a.txt"
-    rare = "".join(chr(0x4E00 + i) for i in range(1500))
-    text.write_text("kari tomen " * 300 + rare, encoding="utf-8")
-    for size, expected in ((4100, 1000), (2000, 500)):
-        tokenizer = train_tokenizer([text], tmp_path / str(size), vocab_size=size)
-        singles = [t for t in tokenizer.get_vocab() if len(t) == 1]
-        assert len(singles) == expected
-        assert set("karitomen") <= set(singles)
-        assert "##k" in tokenizer.get_vocab()
-        assert f"##{rare[0]}" not in tokenizer.get_vocab()  # ideographs are words of their own
-    text.write_text("龍龜" * 300 + rare, encoding="utf-8")
-    tokenizer = train_tokenizer([text], tmp_path / "late", vocab_size=2000)
-    assert {"龍", "龜"} <= set(tokenizer.get_vocab())  # frequent, though late in the order
-
-
-def test_a_word_is_the_same_tokens_at_the_start_of_a_line(trained):
-    tokenizer, _ = trained
-    alone = tokenizer.encode("kari", add_special_tokens=False).ids
-    inside = tokenizer.encode("to kari", add_special_tokens=False).ids
-    assert inside[-len(alone) :] == alone
 
 
 def test_bert_vocab_txt(tmp_path):
@@ -206,7 +101,7 @@ def test_missing_special_token_is_named(missing):
     assert "tokenizer_config.json" in str(caught.value)
 
 
-def test_other_names_gaps_and_flags():
+def test_other_special_names_and_id_gaps():
     tokenizer = word_tokenizer("<s>", "<pad>", "</s>", "<unk>", "a")
     tokenizer.add_special_tokens(["<mask>", "<unk>", AddedToken("<extra>", special=True)])
     known = vocabulary(tokenizer)
@@ -218,7 +113,7 @@ def test_other_names_gaps_and_flags():
     assert vocabulary(gaps).size == 10
 
 
-def test_unusual_names_come_from_the_settings(tmp_path):
+def test_special_names_from_tokenizer_config(tmp_path):
     tokenizer = word_tokenizer("<<p>>", "BEGIN", "END", "HIDE", "[UNK]", "a")
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(
@@ -251,13 +146,7 @@ def test_unreadable_tokenizers(tmp_path, content):
         load_tokenizer(tmp_path / "none")
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_what_is_composed_without_an_accent_stays_composed(corpus, tmp_path, kind):
-    tokenizer = train_tokenizer([corpus], tmp_path, vocab_size=300, kind=kind)
-    assert tokenizer.normalizer.normalize_str("한국어 É") == "한국어 e"
-
-
-def test_truncation_and_padding_of_a_file_do_not_count(trained, tmp_path):
+def test_truncation_and_padding_of_a_file_are_ignored(trained, tmp_path):
     tokenizer, _ = trained
     cut = Tokenizer.from_str(tokenizer.to_str())
     cut.enable_truncation(4)
@@ -266,3 +155,50 @@ def test_truncation_and_padding_of_a_file_do_not_count(trained, tmp_path):
     ids = load_tokenizer(tmp_path).encode("kari to men sul va pe no").ids
     assert ids == tokenizer.encode("kari to men sul va pe no").ids
     assert len(ids) > 4
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_training_from_a_pipe(corpus, tmp_path, kind):
+    """WordPiece training reads the text twice, a pipe can be read once."""
+    os.mkfifo(tmp_path / "pipe")
+    thread = threading.Thread(
+        target=lambda: (tmp_path / "pipe").write_bytes(corpus.read_bytes()), daemon=True
+    )
+    thread.start()
+    train_tokenizer([tmp_path / "pipe"], tmp_path / "a", vocab_size=300, kind=kind)
+    train_tokenizer([corpus], tmp_path / "b", vocab_size=300, kind=kind)
+    piped, plain = ((tmp_path / n / "tokenizer.json").read_bytes() for n in "ab")
+    assert piped == plain
+
+
+@pytest.mark.parametrize("free", [0, 50, 400, 5000])
+def test_full_disk_leaves_no_incomplete_tokenizer(corpus, tmp_path, monkeypatch, free):
+    """Nothing is left behind, so the same command works once there is space again."""
+    out = tmp_path / "tokenizer"
+    with monkeypatch.context() as patch:
+        limit_disk(patch, free)
+        with pytest.raises(OSError, match="No space"):
+            train_tokenizer([corpus], out, vocab_size=300)
+    assert list(tmp_path.iterdir()) == []
+    train_tokenizer([corpus], out, vocab_size=300)
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    assert sorted(before) == ["tokenizer.json", "tokenizer_config.json"]
+    with monkeypatch.context() as patch:
+        limit_disk(patch, free)
+        with pytest.raises(OSError, match="No space"):
+            train_tokenizer([corpus], out, vocab_size=350, overwrite=True)
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+
+
+def limit_disk(patch: pytest.MonkeyPatch, free: int) -> None:
+    """Make writes fail after some bytes."""
+    left = [free]
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        left[0] -= os.fstat(handle).st_size
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(handle)
+
+    patch.setattr(os, "fsync", fsync)

@@ -76,7 +76,7 @@ def score(
     """
     from electra.api import load
     from electra.tasks.table import read_text
-    from electra.text.read import clean
+    from electra.text.readers import clean
 
     lines = [line.strip() for line in clean(read_text(source)).split("\n") if line.strip()]
     for line, found in zip(lines, load(model).score(lines), strict=True):

@@ -1,4 +1,4 @@
-"""The verbs that turn text into shards: tokenizer train, tokenizer inspect, prepare."""
+"""The commands that turn text into shards: `tokenizer train`, `tokenizer inspect`, `prepare`."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -9,12 +9,12 @@ import typer
 from electra.cli.console import consoles, lasting, resumable, warn
 
 tokenizer_app = typer.Typer(
-    help="Make a tokenizer for your text, or look at how well one fits it.", no_args_is_help=True
+    help="Train a tokenizer on your text, or check how well one fits it.", no_args_is_help=True
 )
 
 
 class Kind(StrEnum):
-    """The kinds of vocabulary."""
+    """The kinds of tokenizer."""
 
     wordpiece = "wordpiece"
     bpe = "bpe"
@@ -22,7 +22,7 @@ class Kind(StrEnum):
 
 
 class Layout(StrEnum):
-    """How documents become rows."""
+    """How documents are laid out as sequences."""
 
     pairs = "pairs"
     packed = "packed"
@@ -32,17 +32,16 @@ Inputs = Annotated[
     list[str],
     typer.Argument(
         metavar="INPUT",
-        help="Text files, folders, globs, or hub:NAME for a dataset of the Hugging Face hub "
-        "(hub:NAME:CONFIG:SPLIT). Formats by ending: .txt (a blank line ends a document), .jsonl, "
-        ".csv, .tsv, .parquet; also packed as .gz, .xz, .bz2, .zst.",
+        help="Text files, folders, globs, pipes, or `hub:NAME` for a dataset of the Hugging Face "
+        "Hub (`hub:NAME:CONFIG:SPLIT`). The ending gives the format: `.txt` (documents are "
+        "separated by blank lines), `.jsonl`, `.csv`, `.tsv`, `.parquet`, optionally compressed "
+        "as `.gz`, `.xz`, `.bz2`, `.zst`.",
         show_default=False,
     ),
 ]
 TextField = Annotated[
     str,
-    typer.Option(
-        "--text-field", help="The field or column with the text in JSON lines and tables."
-    ),
+    typer.Option("--text-field", help="Field or column that contains the text."),
 ]
 
 
@@ -50,54 +49,57 @@ TextField = Annotated[
 @lasting()
 def tokenizer_train(
     inputs: Inputs,
-    out: Annotated[Path, typer.Option(help="The folder to write the tokenizer to.")],
+    out: Annotated[Path, typer.Option(help="Folder to write the tokenizer to.")],
     vocab_size: Annotated[
-        int, typer.Option(help="Tokens in the vocabulary.", min=1, max=10_000_000)
+        int, typer.Option(help="Number of tokens in the vocabulary.", min=1, max=10_000_000)
     ] = 30522,
     kind: Annotated[
         Kind,
         typer.Option(
-            help="wordpiece: as BERT and ELECTRA. bpe: byte-level, knows every text. "
-            "unigram: as SentencePiece; its training does not repeat exactly."
+            help="`wordpiece`: as in BERT and ELECTRA. `bpe`: byte-level, without unknown tokens. "
+            "`unigram`: as in SentencePiece; its training is not exactly reproducible."
         ),
     ] = Kind.wordpiece,
-    cased: Annotated[bool, typer.Option("--cased", help="Keep upper case and accents.")] = False,
+    cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents.")] = False,
     keep_accents: Annotated[
         bool,
         typer.Option(
             "--keep-accents",
-            help="Lower case, but ö stays ö: for every language in which accents make words.",
+            help="Lower-case the text but keep accents, for languages in which they distinguish "
+            "words.",
         ),
     ] = False,
     text_field: TextField = "text",
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a tokenizer that is there.")
+        bool, typer.Option("--overwrite", help="Replace an existing tokenizer.")
     ] = False,
 ) -> None:
-    """Learn a vocabulary from text.
+    """Train a tokenizer on text.
 
-    The folder that is written loads everywhere: in  electra prepare  and in transformers.
+    `electra prepare` and `transformers` can load the folder that is written.
 
-    Example:  electra tokenizer train corpus/ --out tokenizer --keep-accents
+    Example: `electra tokenizer train corpus/ --out tokenizer --keep-accents`
     """
-    from electra.text.console import inspect_table, show_bytes
     from electra.text.inspect import inspect_tokenizer
+    from electra.text.progress import inspect_table, show_bytes
+    from electra.text.sources import pipes_as_files
     from electra.text.tokenizer import train_tokenizer
 
     console, notes = consoles()
-    with show_bytes(notes, "learning the vocabulary") as progress:
-        tokenizer = train_tokenizer(
-            inputs,
-            out,
-            vocab_size=vocab_size,
-            kind=kind.value,
-            cased=cased,
-            keep_accents=keep_accents,
-            text_field=text_field,
-            overwrite=overwrite,
-            progress=progress,
-        )
-    report = inspect_tokenizer(tokenizer, inputs, text_field=text_field, limit=2_000_000)
+    with pipes_as_files(inputs) as files:
+        with show_bytes(notes, "training the tokenizer") as progress:
+            tokenizer = train_tokenizer(
+                files,
+                out,
+                vocab_size=vocab_size,
+                kind=kind.value,
+                cased=cased,
+                keep_accents=keep_accents,
+                text_field=text_field,
+                overwrite=overwrite,
+                progress=progress,
+            )
+        report = inspect_tokenizer(tokenizer, files, text_field=text_field, limit=2_000_000)
     console.print(inspect_table(report))
     warn(report.warnings)
     typer.echo(f"The tokenizer is in {out}")
@@ -109,22 +111,22 @@ def tokenizer_inspect(
         Path,
         typer.Argument(
             metavar="DIR",
-            help="A folder with tokenizer.json or vocab.txt, or a tokenizer.json.",
+            help="Folder with a `tokenizer.json` or `vocab.txt`, or one of these files.",
             show_default=False,
         ),
     ],
     inputs: Inputs,
     text_field: TextField = "text",
     megabytes: Annotated[
-        float, typer.Option("--megabytes", help="How much of the text to look at.", min=0.001)
+        float, typer.Option("--megabytes", help="How much of the text to read.", min=0.001)
     ] = 10.0,
 ) -> None:
-    """Tell how well a tokenizer fits a text, and warn of what it would lose.
+    """Measure how well a tokenizer fits a text, and warn about what it loses.
 
-    Example:  electra tokenizer inspect tokenizer corpus/part-00.txt.gz
+    Example: `electra tokenizer inspect tokenizer corpus/part-00.txt.gz`
     """
-    from electra.text.console import inspect_table
     from electra.text.inspect import inspect_tokenizer
+    from electra.text.progress import inspect_table
     from electra.text.tokenizer import load_tokenizer, special_names
 
     console, _ = consoles()
@@ -145,41 +147,47 @@ def tokenizer_inspect(
 def prepare(
     inputs: Inputs,
     tokenizer: Annotated[
-        Path,
-        typer.Option(
-            help="A tokenizer's folder: your own, or any with tokenizer.json or vocab.txt."
-        ),
+        Path, typer.Option(help="Folder with a `tokenizer.json` or `vocab.txt`.")
     ],
-    out: Annotated[Path, typer.Option(help="The folder to write the shards to.")],
-    length: Annotated[int, typer.Option(help="Tokens in a row, special ones included.")] = 128,
+    out: Annotated[Path, typer.Option(help="Folder to write the shards to.")],
+    length: Annotated[
+        int,
+        typer.Option(
+            "--length", "--seq-length", help="Sequence length in tokens, special tokens included."
+        ),
+    ] = 128,
     layout: Annotated[
         Layout,
         typer.Option(
-            help="pairs: one document in a row, in two segments, as in the paper. "
-            "packed: rows filled with several documents, without padding."
+            help="`pairs`: sequences of one document, in two segments, as in the paper. "
+            "`packed`: sequences filled with several documents, almost without padding."
         ),
     ] = Layout.pairs,
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Processes; the result is the same for any number.", show_default="cores"
+            help="Number of worker processes; the shards do not depend on it.",
+            show_default="one per core",
         ),
     ] = None,
     held_out: Annotated[
-        float, typer.Option(help="The share of the documents kept for validation.")
+        float, typer.Option(help="Share of the documents to hold out for validation.")
     ] = 0.01,
-    seed: Annotated[int, typer.Option(help="Of the row lengths and the held-out documents.")] = 1,
+    seed: Annotated[
+        int, typer.Option(help="Random seed for sequence lengths and held-out documents.")
+    ] = 1,
     text_field: TextField = "text",
 ) -> None:
-    """Turn text into token shards, which training reads.
+    """Tokenize text into shards for pre-training.
 
-    No text is lost: what does not fit into a row begins the next one. Run the same command again
-    to go on after an interruption; finished shards are kept.
+    No text is lost: what does not fit into a sequence starts the next one. To resume after an
+    interruption, run the same command again; finished shards are kept.
 
-    Example:  electra prepare corpus/ --tokenizer tokenizer --out shards --workers 8
+    Example: `electra prepare corpus/ --tokenizer tokenizer --out shards --workers 8`
     """
-    from electra.text.console import prepare_table, show_prepare
     from electra.text.prepare import prepare as run
+    from electra.text.prepare import prepare_warnings
+    from electra.text.progress import prepare_table, show_prepare
 
     console, notes = consoles()
     with resumable(), show_prepare(notes) as progress:
@@ -196,5 +204,6 @@ def prepare(
             progress=progress,
         )
     console.print(prepare_table(summary))
-    done = "already prepared, nothing was changed" if summary.already else "prepared"
-    typer.echo(f"{out}: {done}")
+    warn(prepare_warnings(summary, text_field))
+    status = "already prepared, nothing was changed" if summary.already else "prepared"
+    typer.echo(f"{out}: {status}")

@@ -29,8 +29,8 @@ from electra.hub.highlight import highlight
 from electra.models.electra import build_pair
 from electra.recipes import recipe
 from electra.tasks import examples
-from electra.text.console import show_bytes, show_prepare
 from electra.text.prepare import prepare
+from electra.text.progress import show_bytes, show_prepare
 from electra.text.tokenizer import (
     load_tokenizer,
     load_vocabulary,

@@ -25,7 +25,7 @@ from electra.tasks.spans import to_scheme
 from electra.tasks.squad import more_questions
 from electra.tasks.squad_files import Columns
 from electra.tasks.table import read_text
-from electra.text.read import clean
+from electra.text.readers import clean
 from electra.text.tokenizer import Vocabulary
 
 CHUNK = 20_000

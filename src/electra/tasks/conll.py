@@ -12,7 +12,7 @@ from electra.tasks.folder import ending, find_folder, read_whole, split_files
 from electra.tasks.spans import OUTSIDE, Scheme, breaches, find_scheme, to_bioes
 from electra.tasks.split import set_aside
 from electra.tasks.table import CSV, JSON, Row, Table, read_table
-from electra.text.read import clean
+from electra.text.readers import clean
 
 LENGTH = 256
 LAST = -1

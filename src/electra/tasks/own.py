@@ -11,7 +11,7 @@ from electra.tasks.examples import Choice, Kind, Sentence, Task
 from electra.tasks.folder import bare_name, find_folder, split_files
 from electra.tasks.split import content, set_aside, shared
 from electra.tasks.table import CSV, JSON, Row, Table, json_kind, read_table, short
-from electra.text.read import clean
+from electra.text.readers import clean
 
 MANY = 100  # labels; more of them, and all numbers, are rather values
 

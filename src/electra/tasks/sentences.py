@@ -8,7 +8,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from electra.tasks.examples import Choice, Features, Sentence
-from electra.text.tokenizer import Vocabulary, names_are_text
+from electra.text.tokenizer import Vocabulary, special_tokens_as_text
 
 VocabInfo = npt.NDArray[np.int32]
 
@@ -65,7 +65,7 @@ def encode_choices(
 
 def tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> list[VocabInfo]:
     """The tokens of each text; a text that names a special token is text."""
-    with names_are_text(tokenizer):
+    with special_tokens_as_text(tokenizer):
         return [
             np.asarray(encoding.ids, np.int32)
             for start in range(0, len(texts), BATCH)

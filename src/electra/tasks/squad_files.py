@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from electra.errors import UserError
 from electra.tasks.folder import ending, read_whole
 from electra.tasks.table import JSON, Row, Table, no_json, read_table
-from electra.text.read import clean
+from electra.text.readers import clean
 
 ENDINGS = (*JSON, ".csv", ".tsv", ".tab")
 ANSWERS = ("answer", "answers")

@@ -11,7 +11,7 @@ from typing import Any
 
 from electra.errors import UserError, nearest
 from electra.tasks.folder import ending
-from electra.text.read import FIELD, clean
+from electra.text.readers import MAX_FIELD_CHARS, clean
 from electra.text.sources import blocks, file_source
 
 CSV = (".csv",)
@@ -150,7 +150,7 @@ def plain_cells(text: str) -> list[Cells]:
 
 def parsed_cells(path: Path, text: str, delimiter: str) -> Iterator[Cells]:
     """The rows of a file with the rule of quoting; a cell in quotation marks may hold line ends."""
-    csv.field_size_limit(FIELD)
+    csv.field_size_limit(MAX_FIELD_CHARS)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     while True:
         line = rows.line_num + 1

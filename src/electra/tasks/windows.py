@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from electra.tasks.examples import Features, Question
-from electra.text.tokenizer import Vocabulary, names_are_text
+from electra.text.tokenizer import Vocabulary, special_tokens_as_text
 
 BATCH = 1024  # texts tokenised, or questions decoded, at a time: bounds the memory
 SPACES = np.array([point for point in range(0x3001) if chr(point).isspace()], dtype=np.uint32)
@@ -71,7 +71,7 @@ def encode_questions(
     another window's, so that an answer may reach over the border.
     """
     limit = min(longest_question, max(1, (length - 3) // 2))  # leaves room for the context
-    with names_are_text(tokenizer):
+    with special_tokens_as_text(tokenizer):
         contexts = tokenise_contexts(examples, tokenizer)
         heads, cut = question_heads(examples, tokenizer, vocab, limit)
     sep = np.array([vocab.sep], dtype=np.int32)

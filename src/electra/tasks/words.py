@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from electra.errors import UserError
 from electra.tasks.examples import IGNORED, Features, Tagged, Task
 from electra.tasks.spans import score_spans
-from electra.text.tokenizer import Vocabulary, names_are_text
+from electra.text.tokenizer import Vocabulary, special_tokens_as_text
 
 CONTEXT = 4
 """A row that continues a sentence repeats words of the row before, up to this part of its room."""
@@ -77,7 +77,7 @@ def word_pieces(
 ) -> tuple[dict[str, list[int]], set[str]]:
     """The tokens of every word, each tokenised alone and once, and the words that had to be cut."""
     distinct = list(dict.fromkeys(word for each in examples for word in each.words))
-    with names_are_text(tokenizer):
+    with special_tokens_as_text(tokenizer):
         encoded = tokenizer.encode_batch_fast(distinct, add_special_tokens=False)
     # A word of which the tokenizer leaves nothing, as a soft hyphen, still needs its place.
     nothing = [vocab.mask if vocab.unk is None else vocab.unk]

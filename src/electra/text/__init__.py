@@ -1,1 +1,1 @@
-"""Raw text to token shards: readers, tokenizers, rows and the files on disk; no torch."""
+"""Raw text to token shards: readers, tokenizers, layouts and the files on disk. No torch."""

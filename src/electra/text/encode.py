@@ -1,4 +1,4 @@
-"""One chunk of documents, which are UTF-8 here -> one shard file; what a worker does."""
+"""Encode one chunk of UTF-8 documents into one shard file: the work of a worker."""
 
 import hashlib
 from collections.abc import Callable
@@ -13,22 +13,23 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from electra.files import write_atomic
-from electra.text.rows import Layout, Places, fill, packed, pairs
+from electra.text.layouts import Layout, Spans, build_rows, packed_spans, pair_spans
 from electra.text.tokenizer import Vocabulary
-from electra.text.wordcache import WordCache, batches, words_suffice
+from electra.text.wordpiece_cache import WordPieceCache, batched, supports_cache
 
 Chunk = tuple[int, list[bytes]]
-"""Its number and its documents."""
-Tokenise = Callable[[list[bytes]], tuple[npt.NDArray[Any], list[list[int]]]]
+"""The chunk's number and its documents."""
+Encoder = Callable[[list[bytes]], tuple[npt.NDArray[Any], list[list[int]]]]
+"""Documents -> all token ids, and for each document the number of tokens of each line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is the same for every chunk of a preparation."""
+    """The options that all chunks of a preparation share."""
 
     folder: Path
     tokenizer: str
-    """The content of tokenizer.json."""
+    """The content of `tokenizer.json`."""
     vocabulary: Vocabulary
     length: int
     layout: Layout
@@ -37,17 +38,17 @@ class Job:
 
     @property
     def dtype(self) -> str:
-        """The smallest type that holds every id."""
+        """The smallest integer type that holds every token id."""
         return "uint16" if self.vocabulary.size <= 1 << 16 else "uint32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """What became of one chunk."""
+class ChunkResult:
+    """What one chunk became; a line of the journal."""
 
     number: int
     text: str
-    """Digest of the chunk's text."""
+    """Hash of the chunk's text."""
     rows: int
     held_out: int
     tokens: int
@@ -61,54 +62,54 @@ class Done:
 
 
 def shard_name(number: int) -> str:
-    """The file of the chunk with this number."""
+    """Return the file name for the chunk with this number."""
     return f"shard-{number:05}.bin"
 
 
 def chunk_digest(documents: list[bytes]) -> str:
-    """A hash of a chunk's text, by which a later run knows it again."""
+    """Hash a chunk's text, so that a later run recognizes the chunk."""
     return hashlib.blake2b(b"\0".join([*documents, b""]), digest_size=16).hexdigest()
 
 
 def open_tokenizer(job: Job) -> Tokenizer:
-    """The job's tokenizer, for text only."""
+    """Load the job's tokenizer for plain text."""
     tokenizer = Tokenizer.from_str(job.tokenizer)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # The text "[SEP]" in a document is text and no separator.
+    # "[SEP]" in a document is text, not a separator.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
-def open_encoder(job: Job) -> Tokenise:
-    """The way from documents to ids: by words where that is exact, else the library alone."""
+def build_encoder(job: Job) -> Encoder:
+    """Return the word cache where it is exact, else the `tokenizers` library."""
     tokenizer = open_tokenizer(job)
-    if words_suffice(tokenizer):
-        return WordCache(tokenizer, job.dtype)
-    return partial(tokenised, tokenizer, job.dtype)
+    if supports_cache(tokenizer):
+        return WordPieceCache(tokenizer, job.dtype)
+    return partial(encode_with_library, tokenizer, job.dtype)
 
 
-def encode_chunk(job: Job, tokenise: Tokenise, number: int, documents: list[bytes]) -> Done:
-    """Tokenise the documents, lay them out in rows, held-out ones first, and write the shard."""
+def encode_chunk(job: Job, encode: Encoder, number: int, documents: list[bytes]) -> ChunkResult:
+    """Tokenize the documents, lay them out as rows, held-out ones first, and write the shard."""
     groups: tuple[list[bytes], list[bytes]] = ([], [])
     for document in documents:
         groups[not is_held_out(document, job)].append(document)
     random = np.random.default_rng([job.seed, number])
     parts, text_tokens, lost, unknown = [], 0, 0, 0
     for group in groups:
-        ids, lines = tokenise(group)
-        spots = place(lines, job, random)
-        parts.append(fill_rows(ids, spots, job))
+        ids, lines = encode(group)
+        spans = layout_spans(lines, job, random)
+        parts.append(rows_of(ids, spans, job))
         text_tokens += len(ids)
-        lost += len(ids) - int(spots.count.sum())
+        lost += len(ids) - int(spans.count.sum())
         unknown += int(np.count_nonzero(ids == job.vocabulary.unk))
-    content = [part.data.cast("B") for part in parts if len(part)]
-    if content:
-        write_atomic(job.folder / shard_name(number), *content)
-    state = hashlib.sha256()
-    for some in content:
-        state.update(some)
-    return Done(
+    buffers = [part.data.cast("B") for part in parts if len(part)]
+    if buffers:
+        write_atomic(job.folder / shard_name(number), *buffers)
+    sha256 = hashlib.sha256()
+    for buffer in buffers:
+        sha256.update(buffer)
+    return ChunkResult(
         number=number,
         text=chunk_digest(documents),
         rows=sum(map(len, parts)),
@@ -119,50 +120,50 @@ def encode_chunk(job: Job, tokenise: Tokenise, number: int, documents: list[byte
         unknown=unknown,
         documents=len(documents),
         text_bytes=sum(map(len, documents)),
-        size=sum(some.nbytes for some in content),
-        sha256=state.hexdigest(),
+        size=sum(buffer.nbytes for buffer in buffers),
+        sha256=sha256.hexdigest(),
     )
 
 
-def place(lines: list[list[int]], job: Job, random: np.random.Generator) -> Places:
-    """Where the tokens of the documents go in the job's layout."""
+def layout_spans(lines: list[list[int]], job: Job, random: np.random.Generator) -> Spans:
+    """Return where the tokens of the documents go in the job's layout."""
     if job.layout == "pairs":
-        return pairs(lines, job.length, random)
-    return packed(map(sum, lines), job.length)
+        return pair_spans(lines, job.length, random)
+    return packed_spans(map(sum, lines), job.length)
 
 
-def fill_rows(ids: npt.NDArray[Any], spots: Places, job: Job) -> npt.NDArray[Any]:
-    """The rows with the tokens in their places."""
-    marks = job.vocabulary
-    return fill(
+def rows_of(ids: npt.NDArray[Any], spans: Spans, job: Job) -> npt.NDArray[Any]:
+    """Build the rows with the job's layout and special tokens."""
+    special = job.vocabulary
+    return build_rows(
         ids,
-        spots,
+        spans,
         layout=job.layout,
         length=job.length,
-        pad=marks.pad,
-        cls=marks.cls,
-        sep=marks.sep,
+        pad=special.pad,
+        cls=special.cls,
+        sep=special.sep,
     )
 
 
 def is_held_out(document: bytes, job: Job) -> bool:
-    """Whether a document is for validation: decided by its text, so that equals stay together."""
+    """Whether a document is for validation. A hash decides, so duplicates share a split."""
     salt = job.seed.to_bytes(16, "big", signed=True)
     value = hashlib.blake2b(document, digest_size=8, salt=salt).digest()
     return int.from_bytes(value, "big") < job.held_out * 2**64
 
 
-def tokenised(
+def encode_with_library(
     tokenizer: Tokenizer, dtype: str, documents: list[bytes]
 ) -> tuple[npt.NDArray[Any], list[list[int]]]:
-    """All ids in one array, and for each document the numbers of ids of its lines."""
+    """Encode documents line by line with the `tokenizers` library; see `Encoder`."""
     parts: list[npt.NDArray[Any]] = [np.empty(0, dtype=dtype)]
     counts: list[int] = []
     texts = map(bytes.decode, documents)
     lines = [[line for line in text.split("\n") if line.strip()] for text in texts]
-    for batch in batches(chain.from_iterable(lines)):
-        found = [e.ids for e in tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
-        counts.extend(map(len, found))
-        parts.append(np.array(list(chain.from_iterable(found)), dtype=dtype))
+    for batch in batched(chain.from_iterable(lines)):
+        encoded = [e.ids for e in tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
+        counts.extend(map(len, encoded))
+        parts.append(np.array(list(chain.from_iterable(encoded)), dtype=dtype))
     each = iter(counts)
     return np.concatenate(parts), [[next(each) for _ in document] for document in lines]

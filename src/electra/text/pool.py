@@ -1,39 +1,44 @@
-"""Worker processes of our own: few chunks in flight, and a dead worker is noticed."""
+"""A pool of worker processes that encode chunks.
+
+Unlike `multiprocessing.Pool` it keeps few chunks in memory and notices when a worker is killed.
+"""
 
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
 from electra.errors import UserError
-from electra.text.encode import Chunk, Done, Job, encode_chunk, open_encoder
+from electra.text.encode import Chunk, ChunkResult, Job, build_encoder, encode_chunk
 
 
-def work(job: Job, pipe: Connection) -> None:
-    """Encode the chunks that come through the pipe until it closes."""
+def run_worker(pipe: Connection) -> None:
+    """Receive a job, then encode the chunks that follow until the pipe closes."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one core
-    tokenise = open_encoder(job)
-    try:
+    # If the main process is killed, the pipe can fail in several ways: exit silently.
+    with suppress(EOFError, OSError):
+        job = pipe.recv()
+        encode = build_encoder(job)
         while True:
             number, documents = pipe.recv()
+            result: ChunkResult | Exception
             try:
-                pipe.send(encode_chunk(job, tokenise, number, documents))
+                result = encode_chunk(job, encode, number, documents)
             except (OSError, MemoryError) as error:
-                pipe.send(error)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
+                result = error
+            pipe.send(result)
 
 
 @contextmanager
-def deaf() -> Iterator[None]:
-    """Ignore Ctrl-C for a moment: processes that are started now ignore it for good."""
+def ignore_sigint() -> Iterator[None]:
+    """Ignore Ctrl-C. Processes started inside inherit this and never see it."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set signals, and only it hears them
+        yield  # only the main thread can set signal handlers, and only it gets the signal
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -42,24 +47,25 @@ def deaf() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-class Pool:
-    """Processes that encode chunks; used as a context, which ends them."""
+class WorkerPool:
+    """Worker processes for one job; leaving the context ends them."""
 
     def __init__(self, job: Job, workers: int) -> None:
         context = multiprocessing.get_context("spawn")
+        self.job = job
         self.free: list[Connection] = []
         self.busy: list[Connection] = []
         self.processes: list[Any] = []
-        with deaf():
+        with ignore_sigint():
             for _ in range(workers):
                 here, there = context.Pipe()
-                process = context.Process(target=work, args=(job, there), daemon=True)
+                process = context.Process(target=run_worker, args=(there,), daemon=True)
                 process.start()
                 there.close()
                 self.free.append(here)
                 self.processes.append(process)
 
-    def __enter__(self) -> "Pool":
+    def __enter__(self) -> "WorkerPool":
         return self
 
     def __exit__(
@@ -75,42 +81,47 @@ class Pool:
                 process.terminate()
             process.join()
 
-    def map(self, chunks: Iterator[Chunk]) -> Iterator[Done]:
-        """The outcome of each chunk, as they become ready; at most one chunk waits to be sent."""
+    def map(self, chunks: Iterator[Chunk]) -> Iterator[ChunkResult]:
+        """Yield results as they become ready; at most one chunk waits for a free worker."""
+        # Sent here and not as an argument of the process: a child that is still reading its
+        # arguments prints a traceback if this process is killed.
+        for pipe in self.free:
+            send(pipe, self.job)
         for chunk in chunks:
             if not self.free:
-                yield from self.ready()
-            self.give(chunk)
+                yield from self.collect()
+            pipe = self.free.pop()
+            send(pipe, chunk)
+            self.busy.append(pipe)
         while self.busy:
-            yield from self.ready()
+            yield from self.collect()
 
-    def give(self, chunk: Chunk) -> None:
-        """Hand a chunk to a free worker."""
-        pipe = self.free.pop()
-        try:
-            pipe.send(chunk)
-        except OSError:
-            raise died() from None
-        self.busy.append(pipe)
-
-    def ready(self) -> Iterator[Done]:
-        """Wait for at least one worker and take the outcomes of all that are ready."""
+    def collect(self) -> Iterator[ChunkResult]:
+        """Wait for at least one worker and yield the results of all that are ready."""
         for pipe in wait(self.busy):
             assert isinstance(pipe, Connection)
             try:
-                answer = pipe.recv()
+                result = pipe.recv()
             except (EOFError, OSError):
-                raise died() from None
+                raise worker_died() from None
             self.busy.remove(pipe)
             self.free.append(pipe)
-            if isinstance(answer, BaseException):
-                raise answer
-            yield answer
+            if isinstance(result, BaseException):
+                raise result
+            yield result
 
 
-def died() -> UserError:
-    """The error for a worker that was killed."""
+def send(pipe: Connection, message: Job | Chunk) -> None:
+    """Send a message to a worker."""
+    try:
+        pipe.send(message)
+    except OSError:
+        raise worker_died() from None
+
+
+def worker_died() -> UserError:
+    """Return the error for a worker that was killed."""
     return UserError(
         "A worker process ended unexpectedly, most often because memory ran out: run the same "
-        "command again with fewer --workers; it goes on where it stopped."
+        "command again with fewer --workers; it resumes where it stopped."
     )

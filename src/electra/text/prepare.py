@@ -1,4 +1,4 @@
-"""Text -> token shards: in parallel, repeatable to the byte, and continued where it stopped."""
+"""Text to token shards: parallel, reproducible to the byte, and resumable."""
 
 import os
 import time
@@ -10,56 +10,69 @@ from typing import Any
 
 from electra.errors import UserError
 from electra.files import is_disk_full
-from electra.text.encode import Chunk, Done, Job, encode_chunk, open_encoder, open_tokenizer
-from electra.text.pool import Pool
-from electra.text.read import read_chunks
-from electra.text.rows import Layout
-from electra.text.shard_writer import Target, open_target
+from electra.text.encode import (
+    Chunk,
+    ChunkResult,
+    Job,
+    build_encoder,
+    encode_chunk,
+    open_tokenizer,
+)
+from electra.text.inspect import unknown_warnings
+from electra.text.layouts import Layout
+from electra.text.pool import WorkerPool
+from electra.text.readers import RecordCounts, read_chunks
+from electra.text.shard_writer import ShardWriter, open_shard_writer
 from electra.text.sources import find_sources
 from electra.text.tokenizer import fingerprint, load_tokenizer, special_names, vocabulary
 
-SHORTEST_ROW, LONGEST_ROW = 8, 65535
+MIN_LENGTH, MAX_LENGTH = 8, 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a preparation has made; while it runs, what it has made so far."""
+    """What a preparation has written; while it runs, what it has written so far."""
 
     total_bytes: int | None = None
-    """Of the inputs on disk; unknown with datasets of the hub."""
+    """Size of the inputs on disk; unknown for pipes and datasets of the Hugging Face Hub."""
     read_bytes: int = 0
     documents: int = 0
     rows: int = 0
     held_out_rows: int = 0
     tokens: int = 0
-    """Of the rows, special tokens too."""
+    """All tokens without padding, special tokens included."""
     text_tokens: int = 0
-    """Of the text."""
+    """Tokens of the text, without special tokens."""
     lost_tokens: int = 0
     unknown: int = 0
     text_bytes: int = 0
     places: int = 0
+    """All positions, padding included."""
     size: int = 0
-    """Bytes of the shards."""
+    """Size of the shards in bytes."""
     shards: int = 0
     skipped: int = 0
-    """Shards that were there from an earlier run."""
+    """Shards that an earlier, interrupted run had finished."""
     seconds: float = 0.0
+    records: int = 0
+    """Records read from JSON lines, tables and datasets."""
+    empty_records: int = 0
+    """Records without text, which are skipped."""
     already: bool = False
-    """The target was there, whole, and is untouched."""
+    """The folder was finished before and is unchanged."""
 
     @property
     def padding(self) -> float:
-        """The share of the places that hold padding."""
+        """The share of positions that are padding."""
         return 1 - self.tokens / self.places if self.places else 0.0
 
     @property
     def unknown_rate(self) -> float:
-        """The share of the text's tokens that are the unknown one."""
+        """The share of the text's tokens that are unknown."""
         return self.unknown / self.text_tokens if self.text_tokens else 0.0
 
 
-Progress = Callable[[Summary], None]
+ProgressFn = Callable[[Summary], None]
 
 
 def prepare(
@@ -73,9 +86,9 @@ def prepare(
     held_out: float = 0.01,
     seed: int = 1,
     text_field: str = "text",
-    progress: Progress | None = None,
+    progress: ProgressFn | None = None,
 ) -> Summary:
-    """Tokenise the inputs into rows of `length` and write them as shards into the folder `out`."""
+    """Tokenize the inputs into sequences of `length` tokens and write them as shards to `out`."""
     check_options(length, layout, workers, held_out, seed)
     names = [str(name) for name in inputs]
     sources = find_sources(names)
@@ -91,33 +104,47 @@ def prepare(
     }
     sizes = [source.size for source in sources]
     start = Summary(total_bytes=None if None in sizes else sum(s or 0 for s in sizes))
-    with told_plainly(Path(out)), open_target(Path(out), request, sources) as target:
-        if target.finished:
-            return finished_summary(target)
-        target.save_tokenizer(job.tokenizer, special_names(Path(tokenizer)))
-        return run(job, target, start, workers or os.cpu_count() or 1, progress)
+    with as_user_error(Path(out)), open_shard_writer(Path(out), request, sources) as writer:
+        if writer.finished:
+            return finished_summary(writer)
+        writer.save_tokenizer(job.tokenizer, special_names(Path(tokenizer)))
+        return run(job, writer, start, workers or os.cpu_count() or 1, progress)
+
+
+def prepare_warnings(summary: Summary, text_field: str) -> list[str]:
+    """Return warnings about text that is lost, each one sentence."""
+    warnings = list(unknown_warnings(summary.unknown_rate))
+    if summary.empty_records:
+        warnings.append(
+            f"records without text: {summary.empty_records:,} of {summary.records:,} were skipped "
+            f"because '{text_field}' is null or empty; if the text is in another field, name it "
+            "with --text-field."
+        )
+    return warnings
 
 
 def check_options(
     length: int, layout: str, workers: int | None, held_out: float, seed: int
 ) -> None:
-    """Refuse options that cannot work."""
-    if not SHORTEST_ROW <= length <= LONGEST_ROW:
+    """Reject options that cannot work."""
+    if not MIN_LENGTH <= length <= MAX_LENGTH:
         raise UserError(
-            f"--length is {length}: choose one from {SHORTEST_ROW} to {LONGEST_ROW}, as 128."
+            f"--length is {length}: choose {MIN_LENGTH} to {MAX_LENGTH}, for example 128."
         )
     if layout not in ("pairs", "packed"):
         raise UserError(f"--layout is '{layout}': choose pairs or packed.")
     if workers is not None and workers < 1:
         raise UserError(f"--workers is {workers}: choose 1 or more.")
     if not 0 <= held_out < 1:
-        raise UserError(f"--held-out is {held_out}: choose a share from 0 to below 1, as 0.01.")
+        raise UserError(
+            f"--held-out is {held_out}: choose a share from 0 to below 1, for example 0.01."
+        )
     if not 0 <= seed < 1 << 63:
         raise UserError(f"--seed is {seed}: choose a number from 0 to 2^63 - 1.")
 
 
 def new_job(path: Path, out: Path, length: int, layout: Layout, held_out: float, seed: int) -> Job:
-    """What the workers need, with the tokenizer's special tokens checked."""
+    """Load the tokenizer, check its special tokens and collect what the workers need."""
     tokenizer = load_tokenizer(path)
     return Job(
         folder=out,
@@ -131,51 +158,62 @@ def new_job(path: Path, out: Path, length: int, layout: Layout, held_out: float,
 
 
 def run(
-    job: Job, target: Target, start: Summary, workers: int, progress: Progress | None
+    job: Job, writer: ShardWriter, start: Summary, workers: int, progress: ProgressFn | None
 ) -> Summary:
-    """Encode every chunk that is not there yet, then write the index."""
-    began = time.monotonic()
-    state = start
+    """Encode every chunk that is not finished yet, then write the index."""
+    start_time = time.monotonic()
+    summary = start
     report = progress or (lambda summary: None)
+    counts = RecordCounts()
 
     def on_bytes(count: int) -> None:
-        nonlocal state
-        state = replace(state, read_bytes=state.read_bytes + count)
-        report(state)
+        nonlocal summary
+        summary = replace(summary, read_bytes=summary.read_bytes + count)
+        report(summary)
 
     def new_chunks() -> Iterator[Chunk]:
-        nonlocal state
-        request = target.request
-        chunks = read_chunks(request["inputs"], text_field=request["text_field"], on_bytes=on_bytes)
+        nonlocal summary
+        chunks = read_chunks(
+            writer.request["inputs"],
+            text_field=writer.request["text_field"],
+            on_bytes=on_bytes,
+            counts=counts,
+        )
         for number, texts in enumerate(chunks):
             documents = list(map(str.encode, texts))
-            if earlier := target.known(number, documents):
-                state = replace(state, skipped=state.skipped + bool(earlier.rows))
-                state = add(state, earlier, job)
-                target.keep(earlier)
+            if earlier := writer.find_finished(number, documents):
+                summary = replace(summary, skipped=summary.skipped + bool(earlier.rows))
+                summary = add_result(summary, earlier, job)
+                writer.add_finished(earlier)
             else:
                 yield number, documents
 
-    with encoder(job, workers) as encode:
-        for done in encode(new_chunks()):
-            target.record(done)
-            state = add(state, done, job)
-            report(state)
-    target.refuse_changed()
-    held = target.finish(job)
-    return replace(state, held_out_rows=held, seconds=time.monotonic() - began)
+    with chunk_encoder(job, workers) as encode:
+        for result in encode(new_chunks()):
+            writer.record(result)
+            summary = add_result(summary, result, job)
+            report(summary)
+    writer.check_sources_unchanged()
+    held_out_rows = writer.write_index(job)
+    return replace(
+        summary,
+        held_out_rows=held_out_rows,
+        records=counts.records,
+        empty_records=counts.empty,
+        seconds=time.monotonic() - start_time,
+    )
 
 
 @contextmanager
-def told_plainly(folder: Path) -> Iterator[None]:
-    """Turn what the system refuses into a sentence."""
+def as_user_error(folder: Path) -> Iterator[None]:
+    """Turn errors of the operating system into a `UserError`."""
     try:
         yield
     except OSError as error:
         if is_disk_full(error):
             raise UserError(
                 f"The disk is full: '{folder}' could not be written; free some space and run the "
-                "same command again, it goes on where it stopped."
+                "same command again, it resumes where it stopped."
             ) from None
         raise UserError(
             f"'{error.filename or folder}' cannot be used: {error.strerror or error}."
@@ -183,25 +221,25 @@ def told_plainly(folder: Path) -> Iterator[None]:
     except MemoryError:
         raise UserError(
             "Memory ran out: run the same command again with fewer --workers; "
-            "it goes on where it stopped."
+            "it resumes where it stopped."
         ) from None
 
 
-Encode = Callable[[Iterator[Chunk]], Iterator[Done]]
+EncodeFn = Callable[[Iterator[Chunk]], Iterator[ChunkResult]]
 
 
 @contextmanager
-def encoder(job: Job, workers: int) -> Iterator[Encode]:
-    """The function that encodes chunks: in this process, or in several others."""
+def chunk_encoder(job: Job, workers: int) -> Iterator[EncodeFn]:
+    """Yield a function that encodes chunks in this process or in worker processes."""
     if workers > 1:
-        with Pool(job, workers) as pool:
+        with WorkerPool(job, workers) as pool:
             yield pool.map
         return
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one worker, one core
-    tokenise = open_encoder(job)
+    encoder = build_encoder(job)
     try:
-        yield lambda chunks: (encode_chunk(job, tokenise, *chunk) for chunk in chunks)
+        yield lambda chunks: (encode_chunk(job, encoder, *chunk) for chunk in chunks)
     finally:
         if before is None:
             del os.environ["TOKENIZERS_PARALLELISM"]
@@ -209,26 +247,26 @@ def encoder(job: Job, workers: int) -> Iterator[Encode]:
             os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
-def add(state: Summary, done: Done, job: Job) -> Summary:
-    """The state after one more chunk."""
+def add_result(summary: Summary, result: ChunkResult, job: Job) -> Summary:
+    """Return the summary with one more chunk."""
     return replace(
-        state,
-        documents=state.documents + done.documents,
-        rows=state.rows + done.rows,
-        held_out_rows=state.held_out_rows + done.held_out,
-        tokens=state.tokens + done.tokens,
-        text_tokens=state.text_tokens + done.text_tokens,
-        lost_tokens=state.lost_tokens + done.lost_tokens,
-        unknown=state.unknown + done.unknown,
-        text_bytes=state.text_bytes + done.text_bytes,
-        places=state.places + done.rows * job.length,
-        size=state.size + done.size,
-        shards=state.shards + bool(done.rows),
+        summary,
+        documents=summary.documents + result.documents,
+        rows=summary.rows + result.rows,
+        held_out_rows=summary.held_out_rows + result.held_out,
+        tokens=summary.tokens + result.tokens,
+        text_tokens=summary.text_tokens + result.text_tokens,
+        lost_tokens=summary.lost_tokens + result.lost_tokens,
+        unknown=summary.unknown + result.unknown,
+        text_bytes=summary.text_bytes + result.text_bytes,
+        places=summary.places + result.rows * job.length,
+        size=summary.size + result.size,
+        shards=summary.shards + bool(result.rows),
     )
 
 
-def finished_summary(target: Target) -> Summary:
-    """The summary of a folder that was finished earlier."""
-    totals: dict[str, Any] = dict(target.totals)
+def finished_summary(writer: ShardWriter) -> Summary:
+    """Return the summary of a folder that was finished earlier."""
+    totals: dict[str, Any] = dict(writer.totals)
     totals.pop("padding")
     return Summary(**totals, already=True)

@@ -1,7 +1,9 @@
-"""Tokenizers: load any of the ecosystem, know its special tokens, save it for transformers."""
+"""Load, train and save tokenizers, and find their special tokens."""
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,18 +13,19 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from electra.errors import UserError
-from electra.files import write_atomic
-from electra.text.read import read_chunks
+from electra.files import TEMPORARY, write_atomic
+from electra.text.readers import read_chunks
+from electra.text.sources import pipes_as_files
 from electra.text.train_vocab import (
+    MAX_WORD_CHARS,
     SPECIAL,
-    WORD_LIMIT,
     Kind,
-    learn_bpe,
-    learn_unigram,
-    learn_wordpiece,
+    train_bpe,
+    train_unigram,
+    train_wordpiece,
 )
 
-NAMES = {
+SPECIAL_NAMES = {
     "pad": ("[PAD]", "<pad>"),
     "cls": ("[CLS]", "<s>", "<cls>"),
     "sep": ("[SEP]", "</s>", "<sep>"),
@@ -33,7 +36,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What training needs to know of a tokenizer."""
+    """What training needs to know about a tokenizer."""
 
     size: int
     """The largest id plus one."""
@@ -45,16 +48,16 @@ class Vocabulary:
     absent: tuple[int, ...]
     """Ids below `size` that no token has."""
     special: tuple[int, ...]
-    """Ids that are never masked; the unknown token is none of them, as in the original."""
+    """Ids that are never masked; [UNK] is not one of them, as in google-research/electra."""
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """A tokenizer from a folder with tokenizer.json, that file, or a folder with a vocab.txt."""
+    """Load a tokenizer from a folder with `tokenizer.json` or `vocab.txt`, or from such a file."""
     path = Path(path)
     if not path.exists():
         raise UserError(
-            f"There is no tokenizer '{path}': make one with  electra tokenizer train, "
-            "or name a folder with a tokenizer.json."
+            f"There is no tokenizer '{path}': train one with "
+            "`electra tokenizer train`, or name a folder with a tokenizer.json."
         )
     file = path / "tokenizer.json" if path.is_dir() else path
     if path.is_dir() and not file.is_file():
@@ -63,10 +66,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
         return from_vocab_txt(file.parent)
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more precise
+    except Exception as error:  # the library has no specific exception
         raise UserError(
-            f"'{file}' is no tokenizer file that can be read ({error}): "
-            "save or train the tokenizer again."
+            f"'{file}' cannot be read as a tokenizer ({error}): save or train the tokenizer again."
         ) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -74,18 +76,18 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def from_vocab_txt(folder: Path) -> Tokenizer:
-    """BERT's tokenizer from its vocab.txt and the settings beside it."""
+    """Build BERT's tokenizer from a `vocab.txt` and the settings next to it."""
     file = folder / "vocab.txt"
     if not file.is_file():
         raise UserError(
             f"'{folder}' holds neither tokenizer.json nor vocab.txt: "
-            "name a tokenizer's folder, or make one with  electra tokenizer train."
+            "name a tokenizer's folder, or train one with `electra tokenizer train`."
         )
     tokens = file.read_text(encoding="utf-8").split("\n")
-    vocab = {token.rstrip("\r"): place for place, token in enumerate(tokens) if token.rstrip("\r")}
+    vocab = {token.rstrip("\r"): i for i, token in enumerate(tokens) if token.rstrip("\r")}
     settings = read_json(folder / "tokenizer_config.json")
     tokenizer = Tokenizer(
-        models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=WORD_LIMIT)
+        models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARS)
     )
     tokenizer.normalizer = normalizers.BertNormalizer(
         lowercase=settings.get("do_lower_case", True),
@@ -102,7 +104,7 @@ def from_vocab_txt(folder: Path) -> Tokenizer:
 
 
 def add_template(tokenizer: Tokenizer) -> None:
-    """Let `encode` put [CLS] A [SEP] B [SEP] with segment ids 0 and 1."""
+    """Make `encode` return [CLS] A [SEP] B [SEP] with segment ids 0 and 1."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
@@ -111,22 +113,22 @@ def add_template(tokenizer: Tokenizer) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, or nothing when the file is not there."""
+    """Read a JSON object; a missing file is an empty one."""
     if not path.is_file():
         return {}
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"'{path}' is no valid JSON ({error}): repair it or delete it.") from None
+        raise UserError(f"'{path}' is not valid JSON ({error}): fix it or delete it.") from None
     return content
 
 
 def special_names(path: Path) -> dict[str, str]:
-    """The names of special tokens that tokenizer_config.json beside a tokenizer gives."""
+    """Return the special tokens that `tokenizer_config.json` names, by role."""
     folder = path if path.is_dir() else path.parent
     settings = read_json(folder / "tokenizer_config.json")
     found: dict[str, str] = {}
-    for role in NAMES:
+    for role in SPECIAL_NAMES:
         value = settings.get(f"{role}_token")
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):
@@ -135,32 +137,32 @@ def special_names(path: Path) -> dict[str, str]:
 
 
 def find_special(tokenizer: Tokenizer, names: Mapping[str, str] | None = None) -> dict[str, int]:
-    """The ids of the special tokens that are there, by role."""
+    """Return the ids of the special tokens that the tokenizer has, by role."""
     found: dict[str, int] = {}
-    for role, usual in NAMES.items():
+    for role, usual in SPECIAL_NAMES.items():
         given = (names[role],) if names and role in names else ()
         for name in (*given, *usual):
-            if (place := tokenizer.token_to_id(name)) is not None:
-                found[role] = place
+            if (token_id := tokenizer.token_to_id(name)) is not None:
+                found[role] = token_id
                 break
     return found
 
 
 def vocabulary(tokenizer: Tokenizer, names: Mapping[str, str] | None = None) -> Vocabulary:
-    """The vocabulary of a tokenizer; `names` tells special tokens with unusual names by role."""
+    """Describe a tokenizer's vocabulary; `names` gives unusual special tokens by role."""
     found = find_special(tokenizer, names)
     for role in ("pad", "cls", "sep", "mask"):
         if role not in found:
             raise UserError(
-                f"The tokenizer has no {NAMES[role][0]} token (also looked for: "
-                f"{', '.join(NAMES[role][1:])}): add it to the tokenizer, name it as "
+                f"The tokenizer has no {SPECIAL_NAMES[role][0]} token (nor "
+                f"{', '.join(SPECIAL_NAMES[role][1:])}): add it to the tokenizer, name it as "
                 f"{role}_token in tokenizer_config.json, or train a tokenizer with "
-                " electra tokenizer train."
+                "`electra tokenizer train`."
             )
     ids = set(tokenizer.get_vocab(with_added_tokens=True).values())
     size = max(ids) + 1
     flagged = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    flagged |= {place for role, place in found.items() if role != "unk"}
+    flagged |= {token_id for role, token_id in found.items() if role != "unk"}
     flagged.discard(found.get("unk", -1))
     return Vocabulary(
         size=size,
@@ -175,13 +177,13 @@ def vocabulary(tokenizer: Tokenizer, names: Mapping[str, str] | None = None) -> 
 
 
 def load_vocabulary(path: Path) -> Vocabulary:
-    """The vocabulary of a tokenizer's folder, with special tokens by the names used there."""
+    """Describe the vocabulary of a tokenizer's folder."""
     return vocabulary(load_tokenizer(path), special_names(path))
 
 
 @contextmanager
-def names_are_text(tokenizer: Tokenizer) -> Iterator[None]:
-    """For a while, a text that names a special token, as "[SEP]", is text and no such token."""
+def special_tokens_as_text(tokenizer: Tokenizer) -> Iterator[None]:
+    """Encode text that looks like a special token, such as "[SEP]", as plain text."""
     before = tokenizer.encode_special_tokens
     tokenizer.encode_special_tokens = True
     try:
@@ -191,8 +193,8 @@ def names_are_text(tokenizer: Tokenizer) -> Iterator[None]:
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """A hash of what the tokenizer does; truncation and padding do not count."""
-    # The library reads floats of a file with a last digit more or less: six digits are the same.
+    """Hash what the tokenizer does, without truncation and padding."""
+    # Floats can differ in the last digit after saving and loading: compare six digits.
     content = json.loads(tokenizer.to_str(), parse_float=lambda text: f"{float(text):.6g}")
     content.pop("truncation", None)
     content.pop("padding", None)
@@ -207,7 +209,10 @@ def save_tokenizer(
     max_length: int = 512,
     names: Mapping[str, str] | None = None,
 ) -> None:
-    """Write tokenizer.json and the tokenizer_config.json with which transformers loads it."""
+    """Write `tokenizer.json` and the `tokenizer_config.json` that transformers reads.
+
+    A folder that does not exist yet appears whole or not at all.
+    """
     found = find_special(tokenizer, names)
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -215,20 +220,40 @@ def save_tokenizer(
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }
-    settings |= {f"{role}_token": tokenizer.id_to_token(place) for role, place in found.items()}
+    settings |= {f"{role}_token": tokenizer.id_to_token(i) for role, i in found.items()}
     plain = Tokenizer.from_str(tokenizer.to_str())
     plain.no_truncation()
     plain.no_padding()
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomic(out / "tokenizer.json", plain.to_str(pretty=True).encode())
-    write_atomic(
-        out / "tokenizer_config.json",
-        (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode(),
+    write_folder(
+        out,
+        {
+            "tokenizer_config.json": json.dumps(settings, indent=2, ensure_ascii=False) + "\n",
+            "tokenizer.json": plain.to_str(pretty=True),  # last: it makes the folder a tokenizer
+        },
     )
 
 
+def write_folder(out: Path, files: dict[str, str]) -> None:
+    """Write all files to a staging folder, then move them into place in the given order."""
+    existed = out.is_dir()
+    parent = out if existed else out.parent
+    staging = parent / f"{out.name}.{os.getpid()}{TEMPORARY}"
+    parent.mkdir(parents=True, exist_ok=True)
+    try:
+        staging.mkdir(exist_ok=True)
+        for name, content in files.items():
+            write_atomic(staging / name, content.encode())
+        if existed:
+            for name in files:
+                (staging / name).replace(out / name)
+        else:
+            staging.replace(out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
 def model_kind(tokenizer: Tokenizer) -> str:
-    """The kind of model in the tokenizer: WordPiece, BPE, Unigram, …"""
+    """Return the kind of model: WordPiece, BPE, Unigram, …"""
     return type(tokenizer.model).__name__
 
 
@@ -244,10 +269,9 @@ def train_tokenizer(
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Tokenizer:
-    """Learn a vocabulary from text and save the tokenizer; `progress` hears of bytes read.
+    """Train a tokenizer and save it; `progress` is called with the number of bytes read.
 
-    WordPiece and BPE give the same tokenizer for the same text; Unigram's training in the library
-    is not exactly repeatable.
+    WordPiece and BPE training is reproducible; the library's Unigram training is not.
     """
     out = Path(out)
     if (out / "tokenizer.json").exists() and not overwrite:
@@ -258,13 +282,15 @@ def train_tokenizer(
     if out.exists() and not out.is_dir():
         raise UserError(f"'{out}' is a file: name a folder with --out.")
 
-    def lines() -> Iterator[list[str]]:
-        for chunk in read_chunks(inputs, text_field=text_field, on_bytes=progress):
-            for document in chunk:
-                yield document.split("\n")
+    train = {"wordpiece": train_wordpiece, "bpe": train_bpe, "unigram": train_unigram}[kind]
+    with pipes_as_files(inputs) as files:
 
-    learn = {"wordpiece": learn_wordpiece, "bpe": learn_bpe, "unigram": learn_unigram}[kind]
-    tokenizer = learn(lines, vocab_size, cased, keep_accents)
+        def lines() -> Iterator[list[str]]:
+            for chunk in read_chunks(files, text_field=text_field, on_bytes=progress):
+                for document in chunk:
+                    yield document.split("\n")
+
+        tokenizer = train(lines, vocab_size, cased, keep_accents)
     add_template(tokenizer)
     save_tokenizer(tokenizer, out)
     return tokenizer

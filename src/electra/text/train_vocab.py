@@ -1,4 +1,4 @@
-"""How each kind of vocabulary is learnt from lines of text."""
+"""Train a WordPiece, BPE or Unigram vocabulary on lines of text."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -18,81 +18,84 @@ from tokenizers import (
 
 from electra.errors import UserError
 
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # get the ids 0 to 4
-WORD_LIMIT = 200  # characters of a word, as the original's WordPiece
-ALPHABET = 1000  # characters that WordPiece knows at most; the rarer are unknown
-LEAST = 64  # tokens of a WordPiece vocabulary
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0 to 4
+MAX_WORD_CHARS = 200  # a longer word is unknown, as in google-research/electra
+MAX_ALPHABET = 1000  # characters of a WordPiece vocabulary; rarer ones are unknown
+MIN_WORDPIECE = 64  # smallest WordPiece vocabulary
 
 Kind = Literal["wordpiece", "bpe", "unigram"]
 Lines = Callable[[], Iterator[list[str]]]
+"""Returns a new pass over the text, in lists of lines."""
 
 
-def learn_wordpiece(lines: Lines, vocab_size: int, cased: bool, keep_accents: bool) -> Tokenizer:
-    """BERT's tokenizer with a vocabulary learnt by merging pairs."""
-    if vocab_size < LEAST:
+def train_wordpiece(lines: Lines, vocab_size: int, cased: bool, keep_accents: bool) -> Tokenizer:
+    """Train BERT's tokenizer."""
+    if vocab_size < MIN_WORDPIECE:
         raise UserError(
             f"A vocabulary of {vocab_size} tokens is too small: "
-            f"choose a larger --vocab-size, at least {LEAST}."
+            f"choose a larger --vocab-size, at least {MIN_WORDPIECE}."
         )
-    # The training needs two passes: the library numbers the continuing characters (##a) in the
-    # order of a hash table, and breaks ties by these numbers. Given beforehand, they are fixed.
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=WORD_LIMIT))
+    # Two passes over the text: the library numbers the continuation characters (##a) in hash table
+    # order and breaks ties by these numbers. Passing them in makes the result reproducible.
+    tokenizer = Tokenizer(
+        models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARS)
+    )
     tokenizer.normalizer = normalizers.BertNormalizer(
         lowercase=not cased, strip_accents=not (cased or keep_accents)
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    # Each character stands for itself and once more with ##: half of a small vocabulary at most.
-    alphabet = frequent_characters(lines, tokenizer, min(ALPHABET, vocab_size // 4))
-    continuing = [f"##{c}" for c in alphabet if continues(tokenizer, c)]
+    # Each character needs up to two tokens (a, ##a): at most half of a small vocabulary.
+    alphabet = frequent_characters(lines, tokenizer, min(MAX_ALPHABET, vocab_size // 4))
+    continuation = [f"##{c}" for c in alphabet if is_inside_word(tokenizer, c)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        special_tokens=[*SPECIAL, *continuing],
+        special_tokens=[*SPECIAL, *continuation],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
     tokenizer.train_from_iterator(lines(), trainer)
-    learnt = tokenizer.get_vocab()
-    ordered = dict.fromkeys([*SPECIAL, *alphabet, *continuing])
-    ordered |= dict.fromkeys(sorted(learnt, key=learnt.__getitem__))
-    # A fresh tokenizer, in which the continuing characters are no special tokens.
-    fresh = Tokenizer(
+    learned = tokenizer.get_vocab()
+    ordered = dict.fromkeys([*SPECIAL, *alphabet, *continuation])
+    ordered |= dict.fromkeys(sorted(learned, key=learned.__getitem__))
+    # A new tokenizer, in which the continuation characters are not special tokens.
+    final = Tokenizer(
         models.WordPiece(
-            {token: place for place, token in enumerate(ordered)},
+            {token: token_id for token_id, token in enumerate(ordered)},
             unk_token="[UNK]",
-            max_input_chars_per_word=WORD_LIMIT,
+            max_input_chars_per_word=MAX_WORD_CHARS,
         )
     )
-    fresh.normalizer, fresh.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
-    fresh.decoder = tokenizer.decoder
-    fresh.add_special_tokens(list(SPECIAL))
-    return fresh
+    final.normalizer, final.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+    final.decoder = tokenizer.decoder
+    final.add_special_tokens(list(SPECIAL))
+    return final
 
 
 def frequent_characters(lines: Lines, tokenizer: Tokenizer, limit: int) -> list[str]:
-    """The most frequent characters of the normalised text, in the order of their code points."""
-    raw: npt.NDArray[np.int64] = np.zeros(0x110000, dtype=np.int64)
-    for some in lines():
-        points = np.frombuffer("".join(some).encode("utf-32-le"), dtype=np.uint32)
+    """Return the most frequent characters of the normalized text, ordered by code point."""
+    raw_counts: npt.NDArray[np.int64] = np.zeros(0x110000, dtype=np.int64)
+    for batch in lines():
+        points = np.frombuffer("".join(batch).encode("utf-32-le"), dtype=np.uint32)
         values, counts = np.unique(points, return_counts=True)
-        raw[values] += counts
-    found: dict[str, int] = {}
-    for point in np.flatnonzero(raw):
+        raw_counts[values] += counts
+    totals: dict[str, int] = {}
+    for point in np.flatnonzero(raw_counts):
         for c in tokenizer.normalizer.normalize_str(chr(point)):
             if not c.isspace():
-                found[c] = found.get(c, 0) + int(raw[point])
-    return sorted(sorted(found, key=lambda c: (-found[c], c))[:limit])
+                totals[c] = totals.get(c, 0) + int(raw_counts[point])
+    return sorted(sorted(totals, key=lambda c: (-totals[c], c))[:limit])
 
 
-def continues(tokenizer: Tokenizer, character: str) -> bool:
-    """Whether the character can stand inside a word."""
+def is_inside_word(tokenizer: Tokenizer, character: str) -> bool:
+    """Whether the pre-tokenizer keeps the character inside a word."""
     text = tokenizer.normalizer.normalize_str("a" + character)
     return len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) == 1
 
 
-def learn_bpe(lines: Lines, vocab_size: int, cased: bool, keep_accents: bool) -> Tokenizer:
-    """Byte-level BPE, which knows every text."""
+def train_bpe(lines: Lines, vocab_size: int, cased: bool, keep_accents: bool) -> Tokenizer:
+    """Train byte-level BPE, which has no unknown tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < len(SPECIAL) + len(alphabet):
         raise UserError(
@@ -100,13 +103,13 @@ def learn_bpe(lines: Lines, vocab_size: int, cased: bool, keep_accents: bool) ->
             f"{vocab_size}: choose a larger --vocab-size."
         )
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = composed_normalizer(normalizers.NFC, cased, keep_accents)
-    # With the prefix a word is the same tokens at the start of a line as inside it.
+    tokenizer.normalizer = build_normalizer(normalizers.NFC, cased, keep_accents)
+    # The prefix gives a word the same tokens at the start of a line as inside it.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=spaced_special(),
+        special_tokens=special_tokens(),
         initial_alphabet=alphabet,
         show_progress=False,
     )
@@ -114,15 +117,15 @@ def learn_bpe(lines: Lines, vocab_size: int, cased: bool, keep_accents: bool) ->
     return tokenizer
 
 
-def learn_unigram(lines: Lines, vocab_size: int, cased: bool, keep_accents: bool) -> Tokenizer:
-    """SentencePiece's unigram model with its ▁ before words."""
+def train_unigram(lines: Lines, vocab_size: int, cased: bool, keep_accents: bool) -> Tokenizer:
+    """Train SentencePiece's unigram model, which marks the start of words with ▁."""
     tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = composed_normalizer(normalizers.NFKC, cased, keep_accents)
+    tokenizer.normalizer = build_normalizer(normalizers.NFKC, cased, keep_accents)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size,
-        special_tokens=spaced_special(),
+        special_tokens=special_tokens(),
         unk_token="[UNK]",
         show_progress=False,
     )
@@ -130,26 +133,26 @@ def learn_unigram(lines: Lines, vocab_size: int, cased: bool, keep_accents: bool
         tokenizer.train_from_iterator(lines(), trainer)
     except UserError:
         raise
-    except Exception as error:  # the library raises nothing more precise
+    except Exception as error:  # the library has no specific exception
         raise UserError(
-            f"The unigram vocabulary could not be learnt ({error}): "
-            "give more text, or another --vocab-size."
+            f"The unigram vocabulary could not be trained ({error}): "
+            "add text, or choose another --vocab-size."
         ) from None
     return tokenizer
 
 
-def spaced_special() -> list[AddedToken]:
-    """The special tokens where a space is part of a word: [MASK] takes the one before it."""
+def special_tokens() -> list[AddedToken]:
+    """Return the special tokens of BPE and Unigram: [MASK] absorbs the space before it."""
     return [AddedToken(name, lstrip=name == "[MASK]", special=True) for name in SPECIAL]
 
 
-def composed_normalizer(form: type[Any], cased: bool, keep_accents: bool) -> Any:
-    """Unicode normal form, then lower case and stripped accents as wanted."""
+def build_normalizer(form: type[Any], cased: bool, keep_accents: bool) -> Any:
+    """Combine a Unicode normal form, lower-casing and the removal of accents."""
     steps = [form()]
     if not cased:
         steps.append(normalizers.Lowercase())
     if not (cased or keep_accents):
-        # Composed again, for what is decomposed but has no accent, as Korean syllables.
+        # Compose again, for what NFD decomposes without an accent, such as Korean syllables.
         steps += [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]
     steps.append(normalizers.Replace(Regex(r"\s+"), " "))
     return normalizers.Sequence(steps)

@@ -1,12 +1,10 @@
-"""Readers: every format, nothing lost, flat memory, and errors that name the place."""
+"""Readers: all formats, no lost text, constant memory, and errors that name the line."""
 
 import bz2
 import csv
-import errno
 import gzip
 import json
 import lzma
-import os
 import sys
 from pathlib import Path
 
@@ -15,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from electra.errors import UserError
-from electra.text import read, sources
-from electra.text.read import pieces, read_chunks
-from electra.text.sources import Source
+from electra.text import readers, sources
+from electra.text.readers import read_chunks, split_long
 
 DOCUMENTS = ["Första raden.\nZweite Zeile.", "Ένα", "第三の文書\nมีสองบรรทัด"]
 
@@ -60,7 +57,7 @@ def test_json_ending_and_text_field(tmp_path):
     assert documents(path, text_field="body") == ["one", "two"]
 
 
-def test_tsv_takes_quotation_marks_as_text(tmp_path):
+def test_tsv_has_no_quoting(tmp_path):
     path = as_text(tmp_path / "a.tsv", b'id\ttext\n1\t"Oh, he said\n2\ttwo\n')
     assert documents(path) == ['"Oh, he said', "two"]
 
@@ -82,13 +79,13 @@ def test_parquet(tmp_path):
     assert sum(seen) == path.stat().st_size
     with pytest.raises(UserError, match=r"no column 'body', it has: text, n"):
         documents(path, text_field="body")
-    with pytest.raises(UserError, match="'n' is no text but int"):
+    with pytest.raises(UserError, match="'n' is not text but int"):
         documents(path, text_field="n")
     with pytest.raises(UserError, match=r"b\.parquet' cannot be read as parquet"):
         documents(as_text(tmp_path / "b.parquet", path.read_bytes()[:-9]))
 
 
-def test_hub_streams_records(tmp_path, monkeypatch):
+def test_hub_dataset_is_streamed(tmp_path, monkeypatch):
     seen = []
 
     class Datasets:
@@ -113,47 +110,12 @@ def test_missing_library_names_the_extra(tmp_path, monkeypatch):
         documents(as_text(tmp_path / "a.txt.zst", b"x"))
 
 
-def test_folders_are_read_sorted_without_hidden_files(tmp_path):
-    (tmp_path / "sub").mkdir()
-    (tmp_path / ".git").mkdir()
-    as_text(tmp_path / "b.txt", b"three")
-    as_text(tmp_path / "a.txt", b"one")
-    as_text(tmp_path / "a2.md", b"two")
-    as_text(tmp_path / "empty.txt", b"")
-    as_text(tmp_path / "sub" / "0.jsonl", b'{"text": "four"}')
-    as_text(tmp_path / ".git" / "x.txt", b"hidden")
-    as_text(tmp_path / ".DS_Store", b"\0\1")
-    assert documents(tmp_path) == ["one", "two", "three", "four"]
-    assert documents(tmp_path / "*.txt") == ["one", "three"]
-    assert documents(tmp_path / "**" / "*.jsonl") == ["four"]
-    (tmp_path / "sub" / "deep").mkdir()
-    as_text(tmp_path / "sub" / "deep" / "1.jsonl", b'{"text": "five"}')
-    assert documents(tmp_path / "**" / "*.jsonl") == ["four", "five"]
-
-
-def test_a_folder_in_a_folder_that_may_not_be_read_is_told(tmp_path, monkeypatch):
-    scandir = os.scandir
-
-    def refuse(path):
-        if Path(path).name in ("locked", ".locked"):
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    as_text(tmp_path / "a.txt", b"one")
-    (tmp_path / ".locked").mkdir()
-    assert documents(tmp_path) == ["one"]
-    (tmp_path / "locked").mkdir()
-    with pytest.raises(UserError, match="locked' cannot be read: Permission denied"):
-        documents(tmp_path)
-
-
 def test_bom_and_line_ends(tmp_path):
     data = b"\xef\xbb\xbfone\r\ntwo\r\n\r\nthree\r \t\r\nfour"
     assert documents(as_text(tmp_path / "a.txt", data)) == ["one\ntwo", "three", "four"]
 
 
-def test_surrogate_halves_become_readable(tmp_path):
+def test_lone_surrogates_are_replaced(tmp_path):
     path = as_text(tmp_path / "a.jsonl", b'{"text": "a\\ud800b \\ud83d\\ude00"}')
     assert documents(path) == ["a\ufffdb 😀"]
 
@@ -164,13 +126,13 @@ def test_surrogate_halves_become_readable(tmp_path):
     st.integers(1, 7),
     st.integers(2, 40),
 )
-def test_nothing_is_lost_whatever_the_blocks(tmp_path_factory, text, block, piece):
-    """Small blocks and pieces cut everywhere; all but white space comes through in order."""
+def test_no_text_is_lost_for_any_block_size(tmp_path_factory, text, block, piece):
+    """Tiny blocks are split everywhere; everything but white space is kept in order."""
     path = tmp_path_factory.mktemp("blocks") / "a.txt"
     path.write_text(text, encoding="utf-8", newline="")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "BLOCK", block)
-        patch.setattr(read, "PIECE", piece)
+        patch.setattr(readers, "MAX_DOCUMENT_CHARS", piece)
         if not text.strip():
             with pytest.raises(UserError, match="no text"):
                 documents(path)
@@ -190,32 +152,15 @@ def test_documents_do_not_depend_on_the_block_size(tmp_path, monkeypatch):
         assert documents(path) == whole
 
 
-def test_short_reads_are_joined(monkeypatch):
-    """A pipe or a decompressor may give less than was asked for; blocks stay the same."""
-
-    class Drops:
-        def __init__(self, data: bytes) -> None:
-            self.data = data
-
-        def read(self, count: int) -> bytes:
-            some, self.data = self.data[: min(3, count)], self.data[min(3, count) :]
-            return some
-
-    monkeypatch.setattr(sources, "BLOCK", 10)
-    stream = Drops(bytes(range(25)))
-    found = [sources.full_read(stream) for _ in range(4)]
-    assert found == [bytes(range(10)), bytes(range(10, 20)), bytes(range(20, 25)), b""]
+def test_long_documents_are_split_at_newlines_then_spaces(monkeypatch):
+    monkeypatch.setattr(readers, "MAX_DOCUMENT_CHARS", 10)
+    assert list(split_long("aaaa\nbb ccccc")) == ["aaaa", "bb ccccc"]
+    assert list(split_long("aa\nbb\ncc dd ee ff")) == ["aa\nbb", "cc dd ee", "ff"]
+    assert list(split_long("aaaa bbbb ccccc")) == ["aaaa bbbb", "ccccc"]
+    assert list(split_long("a" * 25)) == ["a" * 10, "a" * 10, "a" * 5]
 
 
-def test_pieces_prefer_newlines_then_spaces(monkeypatch):
-    monkeypatch.setattr(read, "PIECE", 10)
-    assert list(pieces("aaaa\nbb ccccc")) == ["aaaa", "bb ccccc"]
-    assert list(pieces("aa\nbb\ncc dd ee ff")) == ["aa\nbb", "cc dd ee", "ff"]
-    assert list(pieces("aaaa bbbb ccccc")) == ["aaaa bbbb", "ccccc"]
-    assert list(pieces("a" * 25)) == ["a" * 10, "a" * 10, "a" * 5]
-
-
-def test_giant_line_passes_in_flat_memory(tmp_path):
+def test_giant_line_needs_constant_memory(tmp_path):
     import tracemalloc
 
     path = tmp_path / "a.txt"
@@ -230,7 +175,7 @@ def test_giant_line_passes_in_flat_memory(tmp_path):
     assert peak < 15e6
 
 
-def test_chunks_have_a_size_and_keep_order(tmp_path):
+def test_chunk_size_and_order(tmp_path):
     text = "\n\n".join(f"document {i} " + "x" * 90 for i in range(1000))
     path = as_text(tmp_path / "a.txt", text.encode())
     found = list(read_chunks([path], size=10_000))
@@ -243,30 +188,30 @@ def test_chunks_have_a_size_and_keep_order(tmp_path):
     [
         ("a.txt", b"", r"a\.txt' holds no text"),
         ("a.txt", b" \n\n \n", r"a\.txt' holds no text"),
-        ("a.txt", b"ab\ncd\0e", r"a\.txt' is no text: line 2 holds a NUL byte"),
+        ("a.txt", b"ab\ncd\0e", r"a\.txt' is not text: line 2 holds a NUL byte"),
         ("a.txt", b"\x89PNG\r\n\x1a\n\0\0", r"is a PNG image"),
         ("a.txt", b"PK\x03\x04\0\0", r"is a zip archive; unpack it"),
         ("a.txt", ZIPPED, r"gzip-compressed; give its name the ending \.gz"),
-        ("a.txt", "text".encode("utf-16"), r"UTF-16; convert it with  iconv"),
+        ("a.txt", "text".encode("utf-16"), r"UTF-16; convert it with `iconv"),
         ("a.txt", b"fine\nna\xefve", r"a\.txt' .* line 2 \(byte 0xef at offset 7\).*iconv"),
         ("a.txt", b"fine\ncut \xe2\x82", r"line 2 \(byte 0xe2 at offset 9\)"),
         ("a.txt.gz", ZIPPED[:-12], r"a\.txt\.gz' is truncated or damaged"),
         ("a.txt.gz", b"no gzip at all", r"a\.txt\.gz' is truncated or damaged"),
         ("a.txt.xz", lzma.compress(b"text" * 999)[:-30], r"a\.txt\.xz' is truncated or damaged"),
         ("a.txt.bz2", bz2.compress(b"text" * 999)[:-9], r"a\.txt\.bz2' is truncated or damaged"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": "b"', r"a\.jsonl' line 2 is no valid JSON"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "b"', r"a\.jsonl' line 2 is not valid JSON"),
         ("a.jsonl", b'["a"]', r"line 1 is a JSON list, not an object"),
         ("a.jsonl", b'{"body": "a", "title": "b"}', r"line 1 has no field 'text'.*body, title"),
-        ("a.jsonl", b'{"text": 3}', r"the field 'text' is no text but int"),
+        ("a.jsonl", b'{"text": 3}', r"the field 'text' is not text but int"),
         ("a.csv", b"id,body\n1,a\n", r"a\.csv' has no column 'text', it has: id, body"),
         ("a.csv", b"id,text\n1\n", r"a\.csv' line 2 has 1 columns, the header has 2"),
-        ("a.csv", b'text\n"open\nfor ever\n', r"a\.csv' line \d is no valid table row"),
-        ("a.csv", b"text,text\na,b\n", r"a\.csv' names the column 'text' twice"),
-        ("a.jsonl", b"[" * 100_000, r"a\.jsonl' line 1 is no valid JSON"),
+        ("a.csv", b'text\n"open\nfor ever\n', r"a\.csv' line \d is not a valid table row"),
+        ("a.csv", b"text,text\na,b\n", r"a\.csv' has two columns 'text'"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl' line 1 is not valid JSON"),
         ("a.parquet.gz", b"x", r"compressed parquet"),
     ],
 )  # fmt: skip
-def test_errors_name_the_file_and_what_to_do(tmp_path, name, data, message):
+def test_errors_name_the_file_and_the_remedy(tmp_path, name, data, message):
     with pytest.raises(UserError, match=message) as caught:
         documents(as_text(tmp_path / name, data))
     assert "\n" not in str(caught.value)
@@ -278,60 +223,24 @@ def test_truncated_zst(tmp_path):
         documents(as_text(tmp_path / "a.txt.zst", data[: len(data) // 2]))
 
 
-def test_invalid_utf8_far_into_a_file_has_the_right_place(tmp_path, monkeypatch):
+def test_position_of_invalid_utf8_in_a_later_block(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "BLOCK", 10)
     data = "é\n".encode() * 101 + b"abc\xff"
     with pytest.raises(UserError, match=r"line 102 \(byte 0xff at offset 306\)"):
         documents(as_text(tmp_path / "a.txt", data))
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("none.txt", "There is no file or folder '.*none.txt'"),
-        ("*.nothing", "No file matches"),
-        ("hub:", "names no dataset"),
-    ],
-)
-def test_missing_inputs(tmp_path, name, message):
-    with pytest.raises(UserError, match=message):
-        documents(name if name.startswith("hub:") else tmp_path / name)
-
-
-def test_empty_folder_and_folder_without_text(tmp_path):
-    with pytest.raises(UserError, match="holds no file"):
-        documents(tmp_path)
-    as_text(tmp_path / "a.txt", b"\n")
-    with pytest.raises(UserError, match="There is no text in"):
-        documents(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("a.TXT", "txt"), ("a.jsonl.gz", "jsonl"), ("a", "txt"), ("v1.2.csv.xz", "csv")],
-)
-def test_kind_by_ending(name, kind):
-    assert Source(name=name, size=0, modified=0, alone=True).kind == kind
-
-
-def test_a_folder_may_be_called_like_the_hub(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("hub:x").mkdir()
-    Path("hub:x/a.txt").write_text("one\n\ntwo")
-    assert documents("./hub:x") == ["one", "two"]
-
-
 @pytest.mark.parametrize("kind", ["csv", "tsv"])
-def test_a_table_may_begin_with_blank_lines(tmp_path, kind):
+def test_table_that_starts_with_blank_lines(tmp_path, kind):
     mark = "\t" if kind == "tsv" else ","
     as_text(tmp_path / f"a.{kind}", f"\n\nid{mark}text\n1{mark}one\n\n2{mark}two\n".encode())
     as_text(tmp_path / "b.txt", b"three")
     assert documents(tmp_path) == ["one", "two", "three"]
 
 
-def test_a_line_alone_is_too_long_and_not_many_together(tmp_path, monkeypatch):
+def test_line_length_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "BLOCK", 50)
-    monkeypatch.setattr(read, "RECORD", 100)
+    monkeypatch.setattr(readers, "MAX_LINE_CHARS", 100)
     lines = [json.dumps({"text": f"number {i}"}) for i in range(40)]
     path = as_text(tmp_path / "a.jsonl", "\n".join(lines).encode())
     assert documents(path) == [f"number {i}" for i in range(40)]
@@ -340,7 +249,7 @@ def test_a_line_alone_is_too_long_and_not_many_together(tmp_path, monkeypatch):
         documents(path)
 
 
-def test_all_bytes_of_a_parquet_file_are_reported(tmp_path):
+def test_progress_of_a_parquet_file(tmp_path):
     arrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
     for rows in (1, 1500, 2600, 3700, 4800):
         path = tmp_path / f"{rows}.parquet"

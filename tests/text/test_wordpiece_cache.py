@@ -1,24 +1,31 @@
-"""Words that are looked up: the same ids as from the library, for any text."""
+"""The word cache gives the library's ids for any text."""
 
-import hashlib
 import random
 import string
 import sys
 import tracemalloc
-from dataclasses import replace
-from itertools import chain, product
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from electra.text import encode, wordcache
-from electra.text.encode import chunk_digest, open_encoder, open_tokenizer, tokenised
+from electra.text import encode, wordpiece_cache
+from electra.text.encode import (
+    build_encoder,
+    encode_with_library,
+    open_tokenizer,
+)
 from electra.text.prepare import new_job, prepare
 from electra.text.tokenizer import train_tokenizer
-from electra.text.wordcache import IDEOGRAPHS, MARKS, WordCache, words_suffice
+from electra.text.wordpiece_cache import (
+    IDEOGRAPHS,
+    THREE_BYTE_PUNCTUATION,
+    WordPieceCache,
+    supports_cache,
+)
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 RULES = [
@@ -54,7 +61,7 @@ def slow(value):
 
 
 def bert(vocabulary, **rules) -> Tokenizer:
-    """BERT's tokenizer, for text only."""
+    """Build BERT's tokenizer for plain text."""
     tokenizer = Tokenizer(
         models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
     )
@@ -67,18 +74,18 @@ def bert(vocabulary, **rules) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def every() -> list[Tokenizer]:
-    """Tokenizers by each set of rules, whose vocabulary has every character of 16 bits."""
+    """A tokenizer for each set of rules, with every character of the BMP in its vocabulary."""
     characters = [chr(c) for c in range(1 << 16) if not 0xD800 <= c < 0xE000]
     tokens = [*SPECIAL, *characters, *("##" + c for c in characters), "ab", "##ab", "aaaa", "don"]
     vocabulary = {token: place for place, token in enumerate(tokens)}
     return [bert(vocabulary, **rules) for rules in RULES]
 
 
-def check(tokenizer: Tokenizer, cache: WordCache, texts: list[str]) -> None:
-    """The cache gives what the library gives."""
+def check(tokenizer: Tokenizer, cache: WordPieceCache, texts: list[str]) -> None:
+    """Compare the cache with the library."""
     documents = [text.encode() for text in texts]
     ids, lines = cache(documents)
-    expected, counts = tokenised(tokenizer, cache.dtype, documents)
+    expected, counts = encode_with_library(tokenizer, cache.dtype, documents)
     assert ids.dtype == expected.dtype
     assert ids.tolist() == expected.tolist()
     assert [[n for n in each if n] for each in lines] == [[n for n in each if n] for each in counts]
@@ -87,10 +94,10 @@ def check(tokenizer: Tokenizer, cache: WordCache, texts: list[str]) -> None:
 
 @pytest.fixture(scope="module", params=[1 << 19, 4], ids=["large", "crowded"])
 def caches(request, every):
-    """A cache for each tokenizer; in a table of four places nearly all words are in the way."""
+    """A cache for each tokenizer; in a table of four slots nearly all words collide."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wordcache, "SLOTS", request.param)
-        return [WordCache(tokenizer, "uint32") for tokenizer in every]
+        patch.setattr(wordpiece_cache, "TABLE_SIZE", request.param)
+        return [WordPieceCache(tokenizer, "uint32") for tokenizer in every]
 
 
 @settings(deadline=None, max_examples=300)
@@ -100,7 +107,7 @@ def test_any_text_gives_the_same_ids(every, caches, texts, which):
 
 
 @pytest.mark.parametrize("which", [0, 7, *(slow(n) for n in range(len(RULES)) if n not in (0, 7))])
-def test_every_character_in_many_places(every, which):
+def test_every_character_of_the_bmp(every, which):
     """Alone on a line, inside and at the ends of words, doubled, and with an accent after it."""
     points = [c for c in range(1 << 16) if not 0xD800 <= c < 0xE000]
     check_characters(every[which], points)
@@ -108,43 +115,43 @@ def test_every_character_in_many_places(every, which):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 7])
-def test_every_character_beyond(every, which):
+def test_every_character_beyond_the_bmp(every, which):
     check_characters(every[which], range(1 << 16, sys.maxunicode + 1))
 
 
 def check_characters(tokenizer, points):
-    cache = WordCache(tokenizer, "uint32")
+    cache = WordPieceCache(tokenizer, "uint32")
     for start in range(0, len(points), 1 << 16):
         some = points[start : start + (1 << 16)]
         check(tokenizer, cache, ["\n".join(around(chr(c)) for c in some)])
 
 
 def around(c: str) -> str:
-    """Lines with a character in many places."""
+    """Return lines with a character in many positions."""
     return f"{c}\na{c}B {c} {c}b,{c}a{c}\u0301 .{c}{c}{c}"
 
 
-def test_marks_are_words_of_their_own():
+def test_punctuation_is_always_a_word():
     rules, cut = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    for c in (*string.punctuation, *map(chr, MARKS + IDEOGRAPHS)):
+    for c in (*string.punctuation, *map(chr, THREE_BYTE_PUNCTUATION + IDEOGRAPHS)):
         text = rules.normalize_str(f"a{c}b{c}\u0301c")
         assert [piece for piece, _ in cut.pre_tokenize_str(text)] == ["a", c, "b", c, "c"]
 
 
-def test_words_that_differ_little_are_different():
-    """Of 1 to 20 bytes, which are one byte longer or other in one byte."""
+def test_similar_words_are_distinguished():
+    """Words of 1 to 20 bytes that differ in length or in one byte."""
     words = ["abcdefghijklmnopqrst"[:n] for n in range(1, 21)]
     words += [word[:n] + "z" + word[n + 1 :] for word in words for n in range(len(word))]
     vocabulary = {token: n for n, token in enumerate(dict.fromkeys([*SPECIAL, *words]))}
     tokenizer = bert(vocabulary)
-    cache = WordCache(tokenizer, "uint16")
+    cache = WordPieceCache(tokenizer, "uint16")
     for _ in range(2):
         check(tokenizer, cache, [" ".join(words), " ".join(words[::-1])])
         assert 1 not in cache([" ".join(words).encode()])[0]
 
 
-def test_no_text_and_no_tokens(every):
-    cache = WordCache(every[0], "uint32")
+def test_empty_texts(every):
+    cache = WordPieceCache(every[0], "uint32")
     for texts in (
         [],
         [""],
@@ -158,14 +165,14 @@ def test_no_text_and_no_tokens(every):
         check(every[0], cache, texts)
 
 
-def test_large_text_in_many_batches(every, monkeypatch, make_text):
-    monkeypatch.setattr(wordcache, "BATCH", 1000)
+def test_text_in_many_batches(every, monkeypatch, make_text):
+    monkeypatch.setattr(wordpiece_cache, "BATCH_BYTES", 1000)
     texts = make_text(100, seed=5).split("\n\n")
-    check(every[0], WordCache(every[0], "uint32"), texts)
+    check(every[0], WordPieceCache(every[0], "uint32"), texts)
 
 
 class Counting:
-    """A model that counts the words it is asked for."""
+    """A model that records the words it tokenizes."""
 
     def __init__(self, model):
         self.model = model
@@ -176,8 +183,8 @@ class Counting:
         return self.model.tokenize(text)
 
 
-def test_each_word_is_tokenised_once(every):
-    cache = WordCache(every[0], "uint32")
+def test_each_word_is_tokenized_once(every):
+    cache = WordPieceCache(every[0], "uint32")
     cache.model = Counting(cache.model)
     long = "a" * 40
     for _ in range(3):
@@ -191,21 +198,21 @@ def unique_words(count: int, seed: int = 0) -> str:
 
 
 def test_memory_is_bounded(every, monkeypatch):
-    """Ever new words: the cache begins anew, and the ids stay right."""
-    monkeypatch.setattr(wordcache, "BATCH", 20_000)
-    monkeypatch.setattr(wordcache, "LIMIT", 1_000_000)
-    cache, most = WordCache(every[0], "uint32"), 0
+    """With ever new words the cache is cleared, and the ids stay correct."""
+    monkeypatch.setattr(wordpiece_cache, "BATCH_BYTES", 20_000)
+    monkeypatch.setattr(wordpiece_cache, "MAX_CACHE_BYTES", 1_000_000)
+    cache, most = WordPieceCache(every[0], "uint32"), 0
     for seed in range(10):
         text = unique_words(3000, seed)
         check(every[0], cache, [text[:20_000], text[20_000:], "the same words each time"])
         most = max(most, len(cache.numbers))
-        assert cache.held <= 1_000_000
+        assert cache.size <= 1_000_000
         assert len(cache.numbers) == len(cache.ends) - 1
-    assert 3000 < most < 1_000_000 / wordcache.OVERHEAD
+    assert 3000 < most < 1_000_000 / wordpiece_cache.WORD_OVERHEAD
 
 
-def test_memory_is_estimated_well(every):
-    cache = WordCache(every[0], "uint32")
+def test_memory_estimate_is_accurate(every):
+    cache = WordPieceCache(every[0], "uint32")
     cache([b"begin"])
     text = unique_words(30_000).encode()
     tracemalloc.start()
@@ -214,116 +221,46 @@ def test_memory_is_estimated_well(every):
         real = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert 0.7 < cache.held / real < 1.4
-
-
-@pytest.fixture
-def job(tokenizer_folder, tmp_path):
-    return new_job(tokenizer_folder, tmp_path, 32, "pairs", 0.1, 1)
-
-
-@pytest.mark.parametrize(
-    ("size", "dtype"), [(150, "uint16"), (2**16, "uint16"), (2**16 + 1, "uint32")]
-)
-def test_ids_are_as_narrow_as_they_can_be(job, size, dtype):
-    assert replace(job, vocabulary=replace(job.vocabulary, size=size)).dtype == dtype
-
-
-def changed(job, change):
-    """The job with another tokenizer."""
-    tokenizer = Tokenizer.from_str(job.tokenizer)
-    change(tokenizer)
-    return encode.Job(
-        folder=job.folder,
-        tokenizer=tokenizer.to_str(),
-        vocabulary=job.vocabulary,
-        length=job.length,
-        layout=job.layout,
-        held_out=job.held_out,
-        seed=job.seed,
-    )
-
-
-def put(**parts):
-    def change(tokenizer):
-        for name, part in parts.items():
-            setattr(tokenizer, name, part)
-
-    return change
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda tokenizer: tokenizer.add_tokens(["kari to"]),
-        lambda tokenizer: tokenizer.add_tokens([AddedToken("ari", normalized=False)]),
-        put(normalizer=normalizers.BertNormalizer(clean_text=False)),
-        put(normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.BertNormalizer()])),
-        put(normalizer=normalizers.Replace("a t", "b")),
-        put(pre_tokenizer=pre_tokenizers.Whitespace()),
-        put(pre_tokenizer=pre_tokenizers.WhitespaceSplit()),
-        put(model=models.WordLevel({"kari": 0, "[UNK]": 1}, unk_token="[UNK]")),
-    ],
-)
-def test_other_rules_are_left_to_the_library(job, change, make_text):
-    other = changed(job, change)
-    tokenise = open_encoder(other)
-    assert not isinstance(tokenise, WordCache)
-    documents = [text.encode() for text in ["kari to men", *make_text(5).split("\n\n")]]
-    tokenizer = open_tokenizer(other)
-    lines = [line for text in documents for line in text.decode().split("\n")]
-    expected = [tokenizer.encode(line, add_special_tokens=False).ids for line in lines]
-    assert tokenise(documents)[0].tolist() == list(chain.from_iterable(expected))
+    assert 0.7 < cache.size / real < 1.4
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_other_kinds_are_left_to_the_library(corpus, tmp_path, kind):
+def test_other_kinds_are_not_supported(corpus, tmp_path, kind):
     tokenizer = train_tokenizer([corpus], tmp_path / kind, vocab_size=400, kind=kind)
     tokenizer.encode_special_tokens = True
-    assert not words_suffice(tokenizer)
+    assert not supports_cache(tokenizer)
     # A line of blanks has no tokens, though some tokenizers have one for a blank
-    ids, lines = tokenised(tokenizer, "uint16", [b"the farmer\n \t \nthe sailor", b"  "])
-    plain, _ = tokenised(tokenizer, "uint16", [b"the farmer", b"the sailor"])
+    ids, lines = encode_with_library(tokenizer, "uint16", [b"the farmer\n \t \nthe sailor", b"  "])
+    plain, _ = encode_with_library(tokenizer, "uint16", [b"the farmer", b"the sailor"])
     assert ids.tolist() == plain.tolist()
     assert [len(counts) for counts in lines] == [2, 0]
 
 
 @pytest.mark.parametrize("cased", [True, False])
 @pytest.mark.parametrize("keep_accents", [True, False])
-def test_own_wordpiece_is_looked_up(corpus, tmp_path, cased, keep_accents, make_text):
+def test_trained_wordpiece_uses_the_cache(corpus, tmp_path, cased, keep_accents, make_text):
     options = {"vocab_size": 300, "cased": cased, "keep_accents": keep_accents}
     train_tokenizer([corpus], tmp_path / "own", **options)
     own = new_job(tmp_path / "own", tmp_path, 32, "pairs", 0.1, 1)
-    cache = open_encoder(own)
-    assert isinstance(cache, WordCache)
+    cache = build_encoder(own)
+    assert isinstance(cache, WordPieceCache)
     check(open_tokenizer(own), cache, make_text(20, seed=8).split("\n\n"))
 
 
-def test_special_tokens_must_be_text(every):
+def test_cache_requires_special_tokens_as_text(every):
     tokenizer = Tokenizer.from_str(every[0].to_str())
     assert not tokenizer.encode_special_tokens
-    assert not words_suffice(tokenizer)
+    assert not supports_cache(tokenizer)
     tokenizer.encode_special_tokens = True
-    assert words_suffice(tokenizer)
-
-
-def test_a_tokenizer_that_cuts_and_pads_does_neither(job):
-    def change(tokenizer):
-        tokenizer.enable_truncation(4)
-        tokenizer.enable_padding(length=8)
-
-    texts = [b"the old farmer and the old sailor", b"the"]
-    (ids, lines), (wanted, plain) = (
-        tokenised(open_tokenizer(each), "uint16", texts) for each in (changed(job, change), job)
-    )
-    assert lines == plain
-    assert ids.tolist() == wanted.tolist()
+    assert supports_cache(tokenizer)
 
 
 @pytest.mark.parametrize("layout", ["pairs", "packed"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_shards_are_the_same_bytes(tokenizer_folder, tmp_path, monkeypatch, layout, workers):
-    """With words that are looked up and without."""
+def test_shards_are_the_same_with_and_without_the_cache(
+    tokenizer_folder, tmp_path, monkeypatch, layout, workers
+):
+    """The cache does not change a byte."""
     dice = random.Random(3)
     text = tmp_path / "text.txt"
     fragments = [
@@ -333,7 +270,7 @@ def test_shards_are_the_same_bytes(tokenizer_folder, tmp_path, monkeypatch, layo
     text.write_text("".join(dice.choices(fragments, k=20_000)), encoding="utf-8", newline="")
     options = {"tokenizer": tokenizer_folder, "length": 32, "layout": layout, "held_out": 0.1}
     fast = prepare([text], out=tmp_path / "fast", workers=workers, **options)
-    monkeypatch.setattr(encode, "words_suffice", lambda tokenizer: False)
+    monkeypatch.setattr(encode, "supports_cache", lambda tokenizer: False)
     plain = prepare([text], out=tmp_path / "plain", workers=1, **options)
     assert fast.text_tokens == plain.text_tokens > 10_000
     assert fast.unknown == plain.unknown > 0
@@ -344,22 +281,13 @@ def test_shards_are_the_same_bytes(tokenizer_folder, tmp_path, monkeypatch, layo
             )
 
 
-def test_digest_of_a_chunk_is_of_its_documents():
-    """Documents end with a NUL byte, so that other cuts give another digest."""
-    state = hashlib.blake2b(digest_size=16)
-    for document in (b"one", b"two"):
-        state.update(document + b"\0")
-    assert chunk_digest([b"one", b"two"]) == state.hexdigest()
-    assert len({chunk_digest(d) for d in ([b"ab"], [b"a", b"b"], [], [b""])}) == 4
-
-
-def test_table_is_used(every, monkeypatch):
-    """The second time short words come from the table, without the dict."""
-    cache = WordCache(every[0], "uint32")
+def test_known_words_come_from_the_table(every, monkeypatch):
+    """On the second pass, short words come from the table and not from the dict."""
+    cache = WordPieceCache(every[0], "uint32")
     text = "the quick brown fox — jumps, over the lazy dog fifteenlettersx".encode()
     first = cache([text])[0]
     monkeypatch.setattr(cache, "numbers", {})
-    monkeypatch.setattr(cache, "learn", lambda: None)
+    monkeypatch.setattr(cache, "tokenize_new_words", lambda: None)
     assert np.array_equal(cache([text])[0], first)
     with pytest.raises(KeyError):
         cache([text + b"s"])

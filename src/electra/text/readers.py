@@ -1,21 +1,30 @@
-"""Inputs of many formats -> documents -> chunks of about 8 MB, in flat memory and a fixed order."""
+"""Read inputs of many formats as documents, in chunks of about 8 MB and in constant memory."""
 
 import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError, nearest, require
 from electra.text.sources import COMPRESSED, OnBytes, Source, find_sources, texts
 
-CHUNK = 8_000_000  # bytes of text in a chunk: one unit of work, one shard
-PIECE = 1_000_000  # characters; a longer document is cut
-RECORD = 256_000_000  # characters; a longer line of JSON is refused
-FIELD = 64_000_000  # characters; a longer field of a table is a lost quotation mark
+CHUNK_BYTES = 8_000_000  # text in a chunk, which is the work for one shard
+MAX_DOCUMENT_CHARS = 1_000_000  # a longer document is split
+MAX_LINE_CHARS = 256_000_000  # a longer line of JSON or of a table is an error
+MAX_FIELD_CHARS = 64_000_000  # a longer field of a table means a missing quotation mark
 
 BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
+
+
+@dataclass(slots=True)
+class RecordCounts:
+    """How many records of JSON lines, tables and datasets were read, and how many have no text."""
+
+    records: int = 0
+    empty: int = 0
 
 
 def read_chunks(
@@ -23,47 +32,56 @@ def read_chunks(
     *,
     text_field: str = "text",
     on_bytes: OnBytes | None = None,
-    size: int = CHUNK,
+    size: int = CHUNK_BYTES,
+    counts: RecordCounts | None = None,
 ) -> Iterator[list[str]]:
-    """Lists of documents of about `size` bytes; the cuts depend on the text alone."""
+    """Yield lists of documents of about `size` bytes; the cuts depend only on the text."""
     sources = find_sources([str(name) for name in inputs])
     report = on_bytes or (lambda count: None)
     chunk: list[str] = []
-    held = 0
+    chunk_size = 0
     empty = True
-    for document in read_documents(sources, text_field, report):
+    for document in read_documents(sources, text_field, report, counts or RecordCounts()):
         empty = False
         chunk.append(document)
-        held += len(document) if document.isascii() else len(document.encode())
-        if held >= size:
+        chunk_size += len(document) if document.isascii() else len(document.encode())
+        if chunk_size >= size:
             yield chunk
-            chunk, held = [], 0
+            chunk, chunk_size = [], 0
     if chunk:
         yield chunk
     if empty:
-        raise UserError(f"There is no text in {listed(inputs)}: name inputs that hold some.")
+        raise UserError(
+            f"There is no text in {list_inputs(inputs)}: name inputs that contain text."
+        )
 
 
-def listed(inputs: Sequence[str | Path]) -> str:
-    """The inputs' names for an error, the first few of many."""
+def list_inputs(inputs: Sequence[str | Path]) -> str:
+    """Format the first few inputs for an error."""
     names = ", ".join(f"'{name}'" for name in inputs[:3])
     return names + (f" and {len(inputs) - 3} more" if len(inputs) > 3 else "")
 
 
-def read_documents(sources: list[Source], field: str, on_bytes: OnBytes) -> Iterator[str]:
-    """The documents of all sources, the long ones in pieces, none empty."""
+def read_documents(
+    sources: list[Source], field: str, on_bytes: OnBytes, counts: RecordCounts
+) -> Iterator[str]:
+    """Yield the documents of all sources; long ones are split, empty ones skipped."""
     for source in sources:
-        some = False
-        for document in reader(source)(source, field, on_bytes):
-            for piece in pieces(document):
-                some = True
+        read, found = reader_for(source), 0
+        for document in read(source, field, on_bytes):
+            before = found
+            for piece in split_long(document):
+                found += 1
                 yield piece
-        if not some and source.alone:
-            raise UserError(f"'{source.name}' holds no text: leave it out or fill it.")
+            if read is not read_text:
+                counts.records += 1
+                counts.empty += found == before
+        if not found and source.alone:
+            raise UserError(f"'{source.name}' holds no text: leave it out or add text.")
 
 
-def reader(source: Source) -> Callable[[Source, str, OnBytes], Iterable[str]]:
-    """The function that reads this kind of source."""
+def reader_for(source: Source) -> Callable[[Source, str, OnBytes], Iterable[str]]:
+    """Return the function that reads this kind of source."""
     return {
         "hub": read_hub,
         "json": read_json,
@@ -75,11 +93,11 @@ def reader(source: Source) -> Callable[[Source, str, OnBytes], Iterable[str]]:
     }.get(source.kind, read_text)
 
 
-def pieces(document: str) -> Iterator[str]:
-    """The document without outer blanks, in several pieces when it is too long."""
+def split_long(document: str) -> Iterator[str]:
+    """Strip the document and split it if it is too long."""
     start = 0
-    while len(document) - start > PIECE:
-        cut = cut_place(document, start)
+    while len(document) - start > MAX_DOCUMENT_CHARS:
+        cut = find_cut(document, start)
         if piece := document[start:cut].strip():
             yield piece
         start = cut
@@ -87,9 +105,9 @@ def pieces(document: str) -> Iterator[str]:
         yield piece
 
 
-def cut_place(document: str, start: int) -> int:
-    """Where to cut a piece: at the last newline of its room, else at a space, else at its end."""
-    end = start + PIECE
+def find_cut(document: str, start: int) -> int:
+    """Return where to split: at the last newline, else at the last space, else at the limit."""
+    end = start + MAX_DOCUMENT_CHARS
     cut = document.rfind("\n", start + 1, end)
     if cut < 0:
         cut = max(document.rfind(space, start + 1, end) for space in " \t\u00a0\u3000")
@@ -97,64 +115,64 @@ def cut_place(document: str, start: int) -> int:
 
 
 def read_text(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
-    """Documents of a text file: what stands between blank lines."""
+    """Yield the documents of a text file, which are separated by blank lines."""
     rest = ""
     for text in texts(source, on_bytes):
-        *whole, rest = BLANK_LINES.split(rest + text)
-        yield from whole
-        while len(rest) > PIECE:  # a document of any size passes through in flat memory
-            cut = cut_place(rest, 0)
+        *complete, rest = BLANK_LINES.split(rest + text)
+        yield from complete
+        while len(rest) > MAX_DOCUMENT_CHARS:  # constant memory for documents of any size
+            cut = find_cut(rest, 0)
             yield rest[:cut]
             rest = rest[cut:]
     yield rest
 
 
-def read_jsonl(source: Source, on_bytes: OnBytes) -> Iterator[str]:
-    """The lines of a file, each with its end."""
+def read_lines(source: Source, on_bytes: OnBytes) -> Iterator[str]:
+    """Yield the lines of a file with their line ends."""
     rest: list[str] = []
-    held = 0
+    size = 0
     for text in texts(source, on_bytes):
         first, *more = text.split("\n")
         rest.append(first)
-        held += len(first)
-        if held > RECORD:
+        size += len(first)
+        if size > MAX_LINE_CHARS:
             raise UserError(
-                f"'{source.name}' has a line of more than {RECORD // 1_000_000} MB: "
+                f"'{source.name}' has a line of more than {MAX_LINE_CHARS // 1_000_000} MB: "
                 "split its record into several."
             )
         if more:
             yield "".join(rest) + "\n"
             yield from (line + "\n" for line in more[:-1])
-            rest, held = [more[-1]], len(more[-1])
+            rest, size = [more[-1]], len(more[-1])
     yield "".join(rest)
 
 
 def read_json(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
-    """The field of each line of JSON."""
-    for number, line in enumerate(read_jsonl(source, on_bytes), start=1):
+    """Yield the text field of each JSON object, one per line."""
+    for number, line in enumerate(read_lines(source, on_bytes), start=1):
         if not line.strip():
             continue
-        place = f"'{source.name}' line {number}"
+        where = f"'{source.name}' line {number}"
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", str(error))
             raise UserError(
-                f"{place} is no valid JSON ({reason}): every line must be one JSON object."
+                f"{where} is not valid JSON ({reason}): every line must be one JSON object."
             ) from None
         if not isinstance(record, dict):
             raise UserError(
-                f"{place} is a JSON {type(record).__name__}, not an object: "
-                'write one object per line, as {"text": "…"}.'
+                f"{where} is a JSON {type(record).__name__}, not an object: "
+                'write one object per line, such as {"text": "…"}.'
             )
-        yield field_text(record, field, place)
+        yield field_text(record, field, where)
 
 
 def read_table(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
-    """The column of each row of a CSV or TSV file with a header."""
-    lines = read_jsonl(source, on_bytes)
-    csv.field_size_limit(FIELD)
-    # A TSV file has no quotation rule: a lone quotation mark is text.
+    """Yield the text column of a CSV or TSV file with a header."""
+    lines = read_lines(source, on_bytes)
+    csv.field_size_limit(MAX_FIELD_CHARS)
+    # TSV has no quoting: a quotation mark is text.
     rows = (
         csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         if source.kind == "tsv"
@@ -164,31 +182,33 @@ def read_table(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
         header = next(filter(None, rows), [])
         if not header:
             return
-        column = column_of(field, header, source.name)
+        column = find_column(field, header, source.name)
         for row in rows:
             if len(row) > column:
                 yield clean(row[column])
             elif row:
                 raise UserError(
                     f"'{source.name}' line {rows.line_num} has {len(row)} columns, "
-                    f"the header has {len(header)}: repair that line."
+                    f"the header has {len(header)}: fix that line."
                 )
     except csv.Error as error:
         raise UserError(
-            f"'{source.name}' line {rows.line_num} is no valid table row ({error}): repair it."
+            f"'{source.name}' line {rows.line_num} is not a valid table row ({error}): fix it."
         ) from None
 
 
 def read_parquet(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
-    """The column of each row of a parquet file."""
+    """Yield the text column of a parquet file."""
     if source.name.lower().endswith(COMPRESSED):
-        raise UserError(f"'{source.name}' is a compressed parquet file: unpack it first.")
+        raise UserError(f"'{source.name}' is a compressed parquet file: decompress it first.")
+    if source.pipe:
+        raise UserError(f"'{source.name}' is a pipe, parquet needs a file: save it to one first.")
     arrow: Any = require("pyarrow", "data")
     parquet: Any = require("pyarrow.parquet", "data")
     try:
         with parquet.ParquetFile(source.name) as file:
             names = file.schema_arrow.names
-            column_of(field, names, source.name)
+            find_column(field, names, source.name)
             share = (source.size or 0) / max(1, file.metadata.num_rows)
             row = 0
             for batch in file.iter_batches(batch_size=1024, columns=[field]):
@@ -202,7 +222,7 @@ def read_parquet(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]
 
 
 def read_hub(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
-    """The field of each record of a dataset of the hub, streamed."""
+    """Stream a dataset of the Hugging Face Hub and yield the text field of each record."""
     datasets: Any = require("datasets", "data")
     name, config, split = hub_parts(source.name)
     try:
@@ -211,11 +231,11 @@ def read_hub(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
             yield field_text(record, field, f"'{source.name}' record {number}")
     except (OSError, ValueError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise UserError(f"'{source.name}' cannot be read from the hub: {reason}.") from None
+        raise UserError(f"'{source.name}' cannot be read from the Hub: {reason}.") from None
 
 
 def hub_parts(name: str) -> tuple[str, str | None, str]:
-    """Dataset, configuration and split of `hub:NAME[:CONFIG[:SPLIT]]`."""
+    """Split `hub:NAME[:CONFIG[:SPLIT]]` into dataset, configuration and split."""
     dataset, _, rest = name.removeprefix("hub:").partition(":")
     config, _, split = rest.partition(":")
     if not dataset:
@@ -223,11 +243,11 @@ def hub_parts(name: str) -> tuple[str, str | None, str]:
     return dataset, config or None, split or "train"
 
 
-def field_text(record: dict[str, Any], field: str, place: str) -> str:
-    """The text of a record; a missing field is an error, a null is no text."""
+def field_text(record: dict[str, Any], field: str, where: str) -> str:
+    """Return the text of a record. A missing field is an error, null is empty text."""
     if field not in record:
         raise UserError(
-            f"{place} has no field '{field}': {nearest(field, list(record))} "
+            f"{where} has no field '{field}': {nearest(field, list(record))} "
             "Name the right one with --text-field."
         )
     value = record[field]
@@ -235,26 +255,26 @@ def field_text(record: dict[str, Any], field: str, place: str) -> str:
         return ""
     if not isinstance(value, str):
         raise UserError(
-            f"{place}: the field '{field}' is no text but {type(value).__name__}: "
+            f"{where}: the field '{field}' is not text but {type(value).__name__}: "
             "name another with --text-field."
         )
     return clean(value)
 
 
-def column_of(field: str, header: list[str], name: str) -> int:
-    """The place of the column with the text."""
+def find_column(field: str, header: list[str], name: str) -> int:
+    """Return the index of the text column."""
     if field not in header:
         raise UserError(
             f"'{name}' has no column '{field}', it has: {', '.join(header)}. "
             "Name the right one with --text-field."
         )
     if header.count(field) > 1:
-        raise UserError(f"'{name}' names the column '{field}' twice: give each its own name.")
+        raise UserError(f"'{name}' has two columns '{field}': give each its own name.")
     return header.index(field)
 
 
 def clean(text: str) -> str:
-    """The text with \\n as line end and without halves of surrogate pairs, which have no UTF-8."""
+    """Convert line ends to \\n and replace lone surrogates, which UTF-8 cannot encode."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     try:

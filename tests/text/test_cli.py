@@ -1,6 +1,7 @@
-"""The text commands: what they print, their exit codes, and that they stay light."""
+"""The text commands: output, exit codes, and fast start."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -35,9 +36,11 @@ def test_train_inspect_prepare(corpus, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "tokens lost" in done.stdout
     assert done.stderr == ""
-    done = electra(*command)
-    assert done.returncode == 0
-    assert "already prepared" in done.stdout
+    other_name = [("--seq-length" if word == "--length" else word) for word in command]
+    for same in (command, other_name):
+        done = electra(*same)
+        assert done.returncode == 0
+        assert "already prepared" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_errors_are_one_sentence(arguments, message, corpus, tokenizer_folder, t
         (KeyboardInterrupt(), 130, "stopped"),
     ],
 )
-def test_what_is_raised_becomes_a_sentence(error, code, message, capsys, monkeypatch):
+def test_exceptions_become_one_sentence(error, code, message, capsys, monkeypatch):
     def broken(*arguments: object, **options: object) -> None:
         raise error
 
@@ -85,7 +88,7 @@ def test_what_is_raised_becomes_a_sentence(error, code, message, capsys, monkeyp
 
 
 @pytest.mark.parametrize("sign", ["journal.jsonl", "shard-00000.bin"])
-def test_ctrl_c_says_how_to_go_on(sign, tmp_path, make_text, tokenizer_folder):
+def test_ctrl_c_says_how_to_resume(sign, tmp_path, make_text, tokenizer_folder):
     text = tmp_path / "text.txt"
     text.write_text(make_text(300) + ("\n\n" + make_text(100)) * 600)  # four chunks
     process = subprocess.Popen(
@@ -109,7 +112,7 @@ def test_ctrl_c_says_how_to_go_on(sign, tmp_path, make_text, tokenizer_folder):
     assert errors == "The same command goes on where this one stops.\nerror: stopped.\n"
 
 
-def test_wrong_usage_has_code_2():
+def test_usage_errors_exit_with_2():
     for arguments in (("prepare",), ("prepare", "a", "--lenght", "3"), ("nothing",)):
         done = electra(*arguments)
         assert done.returncode == 2
@@ -119,7 +122,7 @@ def test_wrong_usage_has_code_2():
 @pytest.mark.parametrize(
     ("kind", "size"), [("unigram", -3), ("bpe", 10**10), ("wordpiece", 10**20)]
 )
-def test_a_vocabulary_size_that_the_library_would_not_survive(kind, size, corpus, tmp_path):
+def test_invalid_vocabulary_size(kind, size, corpus, tmp_path):
     out = tmp_path / "out"
     done = electra(
         "tokenizer", "train", corpus, f"--kind={kind}", f"--vocab-size={size}", "--out", out
@@ -132,7 +135,7 @@ def test_a_vocabulary_size_that_the_library_would_not_survive(kind, size, corpus
 @pytest.mark.parametrize(
     "path", ["", "tokenizer", "tokenizer train", "tokenizer inspect", "prepare"]
 )
-def test_help_reads_like_documentation(path):
+def test_help_has_an_example(path):
     result = CliRunner().invoke(cli.app, [*path.split(), "--help"])
     assert result.exit_code == 0
     if path not in ("", "tokenizer"):
@@ -143,7 +146,7 @@ def test_version():
     assert electra("--version").stdout == f"electra {__version__}\n"
 
 
-def test_help_is_quick_and_light():
+def test_help_is_fast_and_imports_little():
     code = (
         "import sys\n"
         "from electra.cli import app\n"
@@ -179,3 +182,40 @@ def test_commands_need_no_torch(corpus, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_inputs_from_pipes(corpus, tmp_path):
+    """Standard input and process substitution in a shell."""
+    script = (
+        f"cat {corpus} | {sys.executable} -m electra tokenizer train /dev/stdin --out t "
+        "--vocab-size 300 && "
+        f"{sys.executable} -m electra tokenizer inspect t <(cat {corpus}) && "
+        f"{sys.executable} -m electra prepare <(cat {corpus}) --tokenizer t --out s --length 32 "
+        "--workers 2"
+    )
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    options = ("--tokenizer", tmp_path / "t", "--out", tmp_path / "plain", "--length", 32)
+    assert electra("prepare", corpus, *options).returncode == 0
+    for shard in (tmp_path / "plain").glob("*.bin"):
+        assert (tmp_path / "s" / shard.name).read_bytes() == shard.read_bytes()
+
+
+def test_prepare_warns_of_lost_text(tokenizer_folder, tmp_path):
+    lines = ['{"text": "ω ω kari"}', '{"text": null}'] * 300
+    (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    options = ("--tokenizer", tokenizer_folder, "--out", tmp_path / "s", "--workers", 1)
+    done = electra("prepare", tmp_path / "a.jsonl", *options)
+    assert done.returncode == 0
+    assert "warning: high unknown rate" in done.stderr
+    assert "warning: records without text: 300 of 600 were skipped" in done.stderr
+
+
+def test_suggested_commands_quote_the_path(tmp_path):
+    text = tmp_path / "it's a text.txt"
+    text.write_bytes(b"na\xefve")
+    done = electra("tokenizer", "train", text, "--out", tmp_path / "t")
+    command = done.stderr.partition("`")[2].partition("`")[0]
+    assert shlex.split(command)[-1] == str(text)

@@ -1,11 +1,18 @@
-"""Rows: nothing lost, order kept, every row valid."""
+"""Layouts: all tokens are kept in order, and every row is valid."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from electra.text.rows import fill, packed, pairs, places, split_document, take_row
+from electra.text.layouts import (
+    build_rows,
+    packed_spans,
+    pair_spans,
+    split_document,
+    take_pair,
+    to_spans,
+)
 
 PAD, CLS, SEP = 0, 2, 3
 
@@ -16,22 +23,22 @@ lengths = st.integers(8, 64)
 
 
 def numbered(count: int) -> np.ndarray:
-    """Distinct ids that are no special ones."""
+    """Return distinct ids that are not special tokens."""
     return np.arange(10, 10 + count, dtype=np.uint16)
 
 
-def build(spots, tokens, layout, length):
-    return fill(tokens, spots, layout=layout, length=length, pad=PAD, cls=CLS, sep=SEP)
+def build(spans, tokens, layout, length):
+    return build_rows(tokens, spans, layout=layout, length=length, pad=PAD, cls=CLS, sep=SEP)
 
 
 def text_tokens(rows: np.ndarray) -> list[int]:
-    """All ids that are no special ones, row after row."""
+    """Return all ids that are not special tokens, row by row."""
     flat = rows[:, :-2].reshape(-1)
     return flat[flat >= 10].tolist()
 
 
 def check_pair_row(row: np.ndarray, length: int) -> None:
-    """[CLS] A [SEP] (B [SEP]) padding, with the counts in the last two places."""
+    """[CLS] A [SEP] (B [SEP]) padding, with the counts in the last two columns."""
     ids, first, total = row[:length].tolist(), int(row[length]), int(row[length + 1])
     assert 3 <= first <= total <= length
     assert ids[0] == CLS
@@ -45,10 +52,10 @@ def check_pair_row(row: np.ndarray, length: int) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(documents_of_lines, lengths, st.integers(0, 2**32))
-def test_pairs_lose_nothing_and_keep_order(documents, length, seed):
+def test_pairs_keep_all_tokens_in_order(documents, length, seed):
     tokens = numbered(sum(map(sum, documents)))
-    spots = pairs(documents, length, np.random.default_rng(seed))
-    rows = build(spots, tokens, "pairs", length)
+    spans = pair_spans(documents, length, np.random.default_rng(seed))
+    rows = build(spans, tokens, "pairs", length)
     assert text_tokens(rows) == tokens.tolist()
     for row in rows:
         check_pair_row(row, length)
@@ -57,18 +64,18 @@ def test_pairs_lose_nothing_and_keep_order(documents, length, seed):
 @settings(max_examples=100, deadline=None)
 @given(documents_of_lines, lengths, st.integers(0, 2**32))
 def test_pairs_never_mix_documents(documents, length, seed):
-    """A row's tokens come from one document only."""
+    """All tokens of a row come from one document."""
     owner = np.repeat(np.arange(len(documents)), [sum(d) for d in documents])
     tokens = numbered(len(owner))
-    spots = pairs(documents, length, np.random.default_rng(seed))
-    for row in build(spots, tokens, "pairs", length):
+    spans = pair_spans(documents, length, np.random.default_rng(seed))
+    for row in build(spans, tokens, "pairs", length):
         ids = row[:length]
         assert len(set(owner[ids[ids >= 10].astype(int) - 10])) == 1
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 20), max_size=60), lengths, st.integers(0, 2**32))
-def test_second_segments_begin_with_a_line(lines, length, seed):
+def test_second_segments_start_at_a_line(lines, length, seed):
     ends, place = set(np.cumsum(lines).tolist()), 0
     for first, second in split_document(lines, length, np.random.default_rng(seed)):
         if second:
@@ -78,9 +85,9 @@ def test_second_segments_begin_with_a_line(lines, length, seed):
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 300), max_size=20), lengths)
-def test_packed_loses_nothing_and_fills_rows(documents, length):
+def test_packed_keeps_all_tokens_and_fills_rows(documents, length):
     tokens = numbered(sum(documents))
-    rows = build(packed(documents, length), tokens, "packed", length)
+    rows = build(packed_spans(documents, length), tokens, "packed", length)
     assert text_tokens(rows) == tokens.tolist()
     for number, row in enumerate(rows):
         ids, first, total = row[:length].tolist(), int(row[length]), int(row[length + 1])
@@ -93,8 +100,8 @@ def test_packed_loses_nothing_and_fills_rows(documents, length):
             assert length - total < 3  # to the brim, but for places that no piece fits in
 
 
-def test_packed_begins_each_document_and_each_row_with_cls():
-    rows = build(packed([3, 9], 10), numbered(12), "packed", 10)
+def test_packed_starts_documents_and_rows_with_cls():
+    rows = build(packed_spans([3, 9], 10), numbered(12), "packed", 10)
     assert rows[:, :-2].tolist() == [
         [CLS, 10, 11, 12, SEP, CLS, 13, 14, 15, SEP],
         [CLS, 16, 17, 18, 19, 20, 21, SEP, PAD, PAD],
@@ -102,24 +109,24 @@ def test_packed_begins_each_document_and_each_row_with_cls():
     assert rows[:, -2:].tolist() == [[10, 10], [8, 8]]
 
 
-def test_fill_writes_both_segments():
-    rows = build(places([(0, 1, 2), (0, 4, 3)]), numbered(5), "pairs", 10)
+def test_build_rows_writes_both_segments():
+    rows = build(to_spans([(0, 1, 2), (0, 4, 3)]), numbered(5), "pairs", 10)
     assert rows.tolist() == [[CLS, 10, 11, SEP, 12, 13, 14, SEP, PAD, PAD, 4, 8]]
 
 
-def test_fill_refuses_to_lose_tokens():
+def test_build_rows_refuses_to_lose_tokens():
     with pytest.raises(AssertionError):
-        build(places([(0, 1, 2)]), numbered(3), "pairs", 10)
+        build(to_spans([(0, 1, 2)]), numbered(3), "pairs", 10)
 
 
 def test_one_long_line_becomes_full_rows():
-    """The original throws away what is past the first row; here it goes on."""
+    """google-research/electra drops what does not fit into the first row; here it is kept."""
     found = split_document([1000], 128, np.random.default_rng(0))
     assert found == [(126, 0)] * 7 + [(1000 - 7 * 126, 0)]
 
 
-def test_shares_are_the_originals():
-    """About 10 % of rows have one segment, 5 % a shorter target, when lines are short."""
+def test_segment_statistics_match_google_research_electra():
+    """About 10 % of rows have one segment, 5 % a shorter target, if lines are short."""
     random = np.random.default_rng(1)
     found = split_document([4] * 200_000, 128, random)
     single = np.mean([second == 0 for _, second in found])
@@ -133,24 +140,24 @@ def test_shares_are_the_originals():
 @pytest.mark.parametrize(
     ("lines", "share"), [((30, 31, 64), 1.0), ((30, 32, 63), 0.5), ((30, 90, 5), 0.5)]
 )
-def test_a_line_that_reaches_the_middle_goes_to_either_segment(lines, share):
-    """62 of 128 is the middle; what ends before it belongs to the first one."""
+def test_line_across_the_middle_goes_to_either_segment(lines, share):
+    """The middle of 128 is 62; a line that ends before it goes to the first segment."""
     random, found = np.random.default_rng(0), []
     for _ in range(10_000):
-        take_row(list(lines), 128, 128, random, found)
+        take_pair(list(lines), 128, 128, random, found)
     firsts = [first for first, second in found if second]
     assert set(firsts) <= {lines[0], lines[0] + lines[1]}
     assert np.mean([first > lines[0] for first in firsts]) == pytest.approx(share, abs=0.02)
 
 
-def test_lines_that_are_as_long_as_the_target_are_a_row(monkeypatch):
-    monkeypatch.setattr("electra.text.rows.next_target", lambda *_: 50)
+def test_lines_that_reach_the_target_become_a_row(monkeypatch):
+    monkeypatch.setattr("electra.text.layouts.sample_target", lambda *_: 50)
     found = split_document([25, 25, 40, 10, 30, 20], 128, np.random.default_rng(0))
     assert [sum(row) for row in found] == [50, 50, 50]
 
 
-def test_rows_depend_on_the_seed_only():
+def test_rows_depend_only_on_the_seed():
     documents = [[7, 30, 2, 90, 14] * 10] * 20
-    one, two, other = (pairs(documents, 64, np.random.default_rng(s)) for s in (5, 5, 6))
+    one, two, other = (pair_spans(documents, 64, np.random.default_rng(s)) for s in (5, 5, 6))
     assert np.array_equal(one.count, two.count)
     assert not np.array_equal(one.count, other.count)
