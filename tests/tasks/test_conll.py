@@ -258,7 +258,6 @@ def test_tsv_without_header_is_conll(tmp_path):
         ({"words": ["a", "b"], "tags": ["O"]}, "2 words and 1 tags"),
         ({"words": ["a"], "tags": [3]}, "by their names"),
         ({"words": [], "tags": []}, "at least one"),
-        ({"tags": ["O"]}, "no text in the column 'words'"),
         ({"words": 7, "tags": ["O"]}, "number"),
     ],
 )
@@ -267,6 +266,26 @@ def test_bad_records(tmp_path, record, message):
     with pytest.raises(UserError, match=message) as error:
         load_tags("tag", tmp_path / "train.jsonl")
     assert "train.jsonl' line 2" in str(error.value)
+
+
+def test_rows_without_words_are_skipped(tmp_path):
+    records = [{"words": [f"w{i}"], "tags": ["O"]} for i in range(20)]
+    del records[4]["words"]
+    path = tmp_path / "train.jsonl"
+    path.write_text(lines(*records))
+    task = load_tags("tag", path)
+    assert "1 of 20 rows" in task.warnings[0]
+    assert "first on line 5" in task.warnings[0]
+    assert sum(len(split) for split in task.splits.values()) == 19
+    with pytest.warns(UserWarning, match="first on line 5"):
+        assert len(more_tagged(path, task.columns)) == 19
+
+
+def test_prediction_does_not_need_the_column_of_the_tags(tmp_path):
+    path = tmp_path / "new.jsonl"
+    path.write_text(lines({"words": ["a", "b"]}))
+    (sentence,) = more_tagged(path, {"label": "ner"})
+    assert (sentence.words, sentence.tags) == (("a", "b"), None)
 
 
 def test_one_more_file(tmp_path):

@@ -3,6 +3,10 @@
 import csv
 import gzip
 import json
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -187,7 +191,10 @@ def train_and_dev(folder: Path, dev: list[dict], train: list[dict] | None = None
     ("dev", "words"),
     [
         ([{"text": "x", "label": "good"}, {"text": "y", "label": "odd"}], "line 2: no row of the"),
-        ([{"text": "x", "label": "good"}, {"text": "  ", "label": "bad"}], "line 2 has no text in"),
+        (
+            [{"text": "  ", "label": "bad"}, {"label": "bad"}],
+            "has no row with a text in the column",
+        ),
         ([{"text": "x", "label": "good"}, {"text": "y", "label": None}], "line 2 has no label"),
         ([{"text": "x", "label": "good"}, {"text": "y"}], "line 2 has no label"),
         ([{"text": "x", "label": ["good"]}], "line 1: the label is a JSON list"),
@@ -390,3 +397,132 @@ def test_tags_have_no_second_text(tmp_path):
     assert load_task("tag", path).kind == "tag"
     with pytest.raises(UserError, match="--pair"):
         load_task("tag", path, pair="words")
+
+
+# ------------------------------------------------------------------ missing labels and empty texts
+
+
+def warnings_of(path: Path, kind: str = "classify") -> list[str]:
+    """The warnings of a task, without the one about the missing dev file."""
+    return [w for w in load_task(kind, path).warnings if "no dev file" not in w]
+
+
+@pytest.mark.parametrize("missing", ["nan", "NaN", "None", "NA", "n/a", "NULL", "-"])
+def test_labels_that_look_like_missing_values_are_reported(tmp_path, missing):
+    rows = [{"text": f"film {i}", "label": missing if i % 10 == 3 else "good"} for i in range(40)]
+    (warning,) = warnings_of(write(tmp_path / "a.csv", *rows))
+    assert "4 of 40 rows" in warning
+    assert f"'{missing}' 4" in warning
+    assert "delete these rows" in warning
+    assert missing in load_task("classify", tmp_path / "a.csv").labels
+
+
+def test_missing_labels_in_json_and_dev_files_are_reported(tmp_path):
+    rows = [{"text": f"film {i}", "label": float("nan") if i < 2 else 1.0} for i in range(6)]
+    write(tmp_path / "train.jsonl", *rows)
+    write(tmp_path / "dev.jsonl", {"text": "new", "label": "nan"}, {"text": "other", "label": 1.0})
+    train, dev = warnings_of(tmp_path)
+    assert "2 of 6 rows" in train
+    assert "1 of 2 rows" in dev
+    assert str(tmp_path / "dev.jsonl") in dev
+
+
+def test_ordinary_labels_are_not_reported(tmp_path):
+    assert warnings_of(write(tmp_path / "a.csv", *reviews(30))) == []
+
+
+@pytest.mark.parametrize("empty", ["", "  \t"])
+def test_rows_without_text_are_skipped_and_counted(tmp_path, empty):
+    rows = reviews(1500)
+    rows[700]["text"] = rows[900]["text"] = empty
+    path = write(tmp_path / "a.csv", *rows)
+    (warning,) = warnings_of(path)
+    assert warning.startswith(f"2 of 1,500 rows of '{path}' are skipped")
+    assert "first on line 702" in warning
+    task = load_task("classify", path)
+    assert sum(len(split) for split in task.splits.values()) == 1498
+
+
+def test_rows_without_a_second_text_or_an_option_are_skipped(tmp_path):
+    rows = [{"premise": f"p{i}", "hypothesis": f"h{i}", "label": i % 2} for i in range(9)]
+    rows[4]["hypothesis"] = None
+    (warning,) = warnings_of(write(tmp_path / "a.jsonl", *rows), "pair")
+    assert "'premise' or 'hypothesis' is empty, first on line 5" in warning
+    rows = riddles(9)
+    rows[2]["choice1"] = " "
+    (warning,) = warnings_of(write(tmp_path / "b.csv", *rows), "choice")
+    assert "1 of 9 rows" in warning
+
+
+def test_a_file_without_any_text_is_refused(tmp_path):
+    path = write(tmp_path / "a.csv", *[{"text": " ", "label": label} for label in "abab"])
+    assert "has no row with a text in the column 'text'" in refusal("classify", path)
+
+
+def test_prediction_skips_rows_without_text(tmp_path):
+    path = write(
+        tmp_path / "a.csv", {"text": "x", "n": 1}, {"text": "", "n": 1}, {"text": "y", "n": 2}
+    )
+    with pytest.warns(UserWarning, match="1 of 3 rows .* first on line 3"):
+        examples = read_own(path, "classify", {"text": "text"})
+    assert [(e.id, e.text) for e in examples] == [("2", "x"), ("4", "y")]
+
+
+# ------------------------------------------------------------------ pipes
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """Write bytes into a named pipe, once, and return its path."""
+    writers = []
+
+    def make(name: str, content: bytes) -> Path:
+        path = tmp_path / name
+        os.mkfifo(path)
+        writers.append(threading.Thread(target=path.write_bytes, args=(content,)))
+        writers[-1].start()
+        return path
+
+    yield make
+    for writer in writers:
+        writer.join(timeout=10)
+        assert not writer.is_alive()
+
+
+@pytest.mark.parametrize("name", ["reviews.csv", "reviews"])
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl"])
+def test_a_named_pipe_is_read_like_a_file(tmp_path, pipe, name, ending):
+    if name.endswith(".csv") and ending == "jsonl":
+        name = "reviews.jsonl"
+    plain = write(tmp_path / f"plain.{ending}", *reviews(30))
+    piped = load_task("classify", pipe(name, plain.read_bytes()))
+    assert piped.splits == load_task("classify", plain).splits
+    assert piped.name == "reviews"
+
+
+@pytest.mark.parametrize("kind", ["tag", "qa"])
+@pytest.mark.parametrize("name", ["in.tsv", "in.jsonl", "in"])
+def test_tags_and_questions_are_read_from_a_pipe(tmp_path, pipe, kind, name):
+    columns = {"tag": ("words", "tags"), "qa": ("question", "context", "answer")}[kind]
+    rows = [dict(zip(columns, (f"w{i} x", f"A {i}", "A"), strict=False)) for i in range(12)]
+    plain = write(tmp_path / f"plain{Path(name).suffix or '.jsonl'}", *rows)
+    piped = load_task(kind, pipe(name, plain.read_bytes()))
+    assert piped.splits == load_task(kind, plain).splits
+
+
+def test_conll_is_read_from_a_pipe(pipe):
+    content = "".join(f"word{i} B-PER\n\n" for i in range(20)).encode()
+    assert load_task("tag", pipe("in", content)).labels == ("S-PER",)
+
+
+def test_process_substitution_and_standard_input_are_read(tmp_path):
+    path = write(tmp_path / "a.csv", *reviews(30))
+    code = (
+        "import sys; from pathlib import Path; from electra.tasks.load import load_task; "
+        "task = load_task('classify', Path(sys.argv[1])); print(task.name, task.labels)"
+    )
+    script = f'cat "{path}" | "$0" -c "$1" /dev/stdin; "$0" -c "$1" <(cat "{path}")'
+    found = subprocess.run(
+        ["bash", "-c", script, sys.executable, code], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.splitlines() == ["classify ('bad', 'fair', 'good')"] * 2

@@ -266,7 +266,6 @@ def test_rows_without_an_id_have_their_line(tmp_path):
         ({"answer": 3}, "must be a text or a list of texts"),
         ({"answer": ["barn", "farmer"], "answer_start": [4]}, "with a start for each"),
         ({"answer": "barn", "answer_start": -1}, "start must be a number"),
-        ({"answer": "barn", "context": ""}, "no text in the column 'context'"),
     ],
 )
 def test_bad_rows(tmp_path, row, message):
@@ -274,6 +273,23 @@ def test_bad_rows(tmp_path, row, message):
     with pytest.raises(UserError, match=message) as error:
         load(tmp_path, table(base, {**base, **row}), ending="jsonl")
     assert "train.jsonl' line 2" in str(error.value)
+
+
+def test_rows_without_question_or_context_are_skipped(tmp_path):
+    base = {"question": "What?", "context": BARN, "answer": "barn"}
+    lines = table(base, {**base, "context": ""}, {**base, "question": None}, base)
+    task = load(tmp_path, lines, ending="jsonl")
+    assert len(task.splits["train"]) == 2
+    assert any("2 of 4 rows" in w and "first on line 2" in w for w in task.warnings)
+    (tmp_path / "new.jsonl").write_text(lines)
+    with pytest.warns(UserWarning, match="first on line 2"):
+        assert len(more_questions(tmp_path / "new.jsonl")) == 2
+
+
+def test_prediction_does_not_need_the_column_of_the_answers(tmp_path):
+    path = tmp_path / "new.jsonl"
+    path.write_text(table({"question": "What?", "context": BARN}))
+    assert len(more_questions(path, columns=Columns(answer="antwort"))) == 1
 
 
 def test_half_a_surrogate_pair(tmp_path):

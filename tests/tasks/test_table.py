@@ -144,7 +144,11 @@ def test_half_a_surrogate_pair_becomes_text_that_can_be_encoded(tmp_path):
         ("a.json", "[]", "has no rows"),
         ("a.csv", "text,label\na,1\nb,1,2\n", "line 3 has 3 cells where the header has 2"),
         ("a.tsv", "text\tlabel\na\n", "line 2 has 1 cells"),
-        ("a.csv", 'text,label\na,1\n"b,1\nc,0\n', "line 3 starts a row that is no valid"),
+        (
+            "a.csv",
+            'text,label\na,1\n"b,1\nc,0\n',
+            "line 3 opens a quotation mark that is never closed",
+        ),
         ("a.csv", "a,a\n1,2\n", "line 1 names the column 'a' twice"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2 is no valid JSON"),
         ("a.jsonl", '{"a": 1}\n[1]\n', "line 2 is a JSON list, not an object"),
@@ -210,3 +214,27 @@ def test_what_a_spreadsheet_leaves_beside_and_below_the_table_is_passed_over(tmp
     path = write(tmp_path, "a.csv", "text,,label,\none,,1,\n,,,\n , ,,\ntwo,,0,\n,,,\n")
     assert read_table(path).columns == ("text", "label")
     assert values(path) == [["one", "1"], ["two", "0"]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        (["text,label", *["plain,a"] * 50, '"never closed,a', *["plain,b"] * 50], 52),
+        (["text,label", "x,a", '"two', 'lines","never closed', "x,a", "x,b"], 4),
+        (["text,label", "x,a", '"a ""word"" and', 'two lines",b', 'x,"open', "x,b"], 5),
+    ],
+)
+def test_an_unclosed_quotation_mark_is_reported_where_it_opens(tmp_path, rows, line):
+    path = write(tmp_path, "a.csv", "\n".join(rows) + "\n")
+    assert f"line {line} opens a quotation mark that is never closed" in refusal(path)
+
+
+def test_a_broken_quoted_cell_is_reported_at_its_row(tmp_path):
+    rows = ["text,label", *['"plain",a'] * 50, '"never closed,a', *['"plain",b'] * 50]
+    path = write(tmp_path, "a.csv", "\n".join(rows) + "\n")
+    assert "line 52 starts a row that is not valid" in refusal(path)
+
+
+@pytest.mark.parametrize("content", ["a,b\n1,2\n", "a\tb\n1\t2\n", '{"a": "1", "b": "2"}\n'])
+def test_the_format_of_a_file_without_extension_is_detected(tmp_path, content):
+    assert values(write(tmp_path, "data", content)) == [["1", "2"]]

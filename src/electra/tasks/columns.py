@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from electra.errors import UserError
-from electra.tasks.table import Table
+from electra.tasks.table import Table, refuse_same_column
 
 OwnKind = Literal["classify", "regress", "pair", "choice"]
 """`pair` is `classify` with two texts."""
@@ -18,7 +18,7 @@ PAIRS = (
 )
 LABELS = ("label", "labels", "class", "category", "score", "target")
 LISTS = ("choices", "options", "endings")
-NUMBERED = re.compile(r"(choice|option|ending)_?(\d+)")
+NUMBERED = re.compile(r"(choice|option|ending)_?(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,35 +53,46 @@ def find_columns(
         text, *rest = guess_texts(table, only_pairs=kind == "pair")
         pairs = tuple(rest)
     elif text is None:
-        partners = [first for first, second in PAIRS if (second,) == pairs]
+        partners = [first for first, second in PAIRS if second == pairs[0].casefold()]
         text = the_one(table, [*partners, *TEXTS], "text", "--text")
     elif kind == "pair" and not pairs:
-        partners = [second for first, second in PAIRS if first == text]
+        partners = [second for first, second in PAIRS if first == text.casefold()]
         pairs = (the_one(table, partners, "second text", "--pair"),)
     label = label or the_one(table, LABELS, "label", "--label")
+    for name in pairs or (None,):
+        used = {"--text": text, "--label": label} | ({"--pair": name} if name else {})
+        refuse_same_column(table.path, used)
     return Columns(text=text, pair=pairs, label=label)
 
 
 def guess_texts(table: Table, *, only_pairs: bool) -> tuple[str, ...]:
     """The column of the text or those of the pair, where only one guess is possible."""
-    guesses: list[tuple[str, ...]] = [p for p in PAIRS if set(p) <= set(table.columns)]
+    candidates: list[tuple[str, ...]] = [*PAIRS]
     if not only_pairs:
-        guesses += [(name,) for name in TEXTS if name in table.columns]
+        candidates += [(name,) for name in TEXTS]
+    found = {names: [table.find(name) for name in names] for names in candidates}
+    guesses = {
+        names: tuple(column for column in columns if column)
+        for names, columns in found.items()
+        if None not in columns
+    }
     if ("text",) in guesses and ("text", "pair") not in guesses:
-        return ("text",)
+        return guesses[("text",)]
     if len(guesses) != 1:
-        what = "which columns are the two texts" if only_pairs else "which column is the text"
+        what, advice = "which column is the text", "Name it with --text (a second text with --pair)"
+        if only_pairs:
+            what, advice = "which columns are the two texts", "Name them with --text and --pair"
         raise UserError(
-            f"'{table.path}' does not tell {what}, it has: {table.listed()}. Name them with "
-            f"--text and --pair.{table.headless()}"
+            f"'{table.path}' does not tell {what}, it has: {table.listed()}. "
+            f"{advice}.{table.headless()}"
         )
-    return guesses[0]
+    return next(iter(guesses.values()))
 
 
 def the_one(table: Table, names: Sequence[str], what: str, option: str) -> str:
     """The first of some usual names, or the only one of them that the table has."""
-    found = [name for name in dict.fromkeys(names) if name in table.columns]
-    if not found or (len(found) > 1 and found[0] != names[0]):
+    found = [column for name in dict.fromkeys(names) if (column := table.find(name))]
+    if not found or (len(found) > 1 and found[0] != table.find(names[0])):
         raise UserError(
             f"'{table.path}' does not tell which column is the {what}, it has: {table.listed()}. "
             f"Name it with {option}.{table.headless()}"
@@ -92,6 +103,6 @@ def the_one(table: Table, names: Sequence[str], what: str, option: str) -> str:
 def find_options(table: Table) -> tuple[str, ...]:
     """The columns choice0, choice1, …, or the one with a list."""
     matches = [m for name in table.columns if (m := NUMBERED.fullmatch(name))]
-    if len(matches) > 1 and len({m[1] for m in matches}) == 1:
+    if len(matches) > 1 and len({m[1].lower() for m in matches}) == 1:
         return tuple(m[0] for m in sorted(matches, key=lambda m: int(m[2])))
     return (the_one(table, LISTS, "list of options", "--pair"),)

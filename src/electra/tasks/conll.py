@@ -1,6 +1,7 @@
 """Files with a tag per word -> a task: CoNLL columns, CoNLL-U, and tables of your own."""
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,16 +9,26 @@ from typing import Any
 
 from electra.errors import UserError
 from electra.tasks.examples import Tagged, Task
-from electra.tasks.folder import ending, find_folder, read_whole, split_files
+from electra.tasks.folder import ending, find_folder, split_files
 from electra.tasks.spans import OUTSIDE, Scheme, breaches, find_scheme, to_bioes
 from electra.tasks.split import set_aside
-from electra.tasks.table import CSV, JSON, Row, Table, read_table
+from electra.tasks.table import (
+    CSV,
+    JSON,
+    Row,
+    Table,
+    drop_empty_rows,
+    header_cells,
+    read_table,
+    read_text,
+    refuse_same_column,
+    table_format,
+)
 from electra.text.read import clean
 
 LENGTH = 256
 LAST = -1
 
-TABLES = (*CSV, *JSON)
 WORDS = ("words", "tokens", "text")
 TAGS = ("tags", "labels", "label")
 
@@ -49,41 +60,59 @@ def load_tags(name: str, data: Path, *, text: str | None = None, label: str | No
     return build(name, files, lambda path: read_tags(path, text, label), named)
 
 
-def more_tagged(path: Path, columns: Mapping[str, str]) -> list[Tagged]:
-    """The sentences of one more file of a known task, with its `columns`; tags may be hidden."""
-    sentences = read_tags(path, columns.get("text"), columns.get("label"))
+def more_tagged(path: Path, columns: Mapping[str, str], content: str | None = None) -> list[Tagged]:
+    """The sentences of another file of a known task, with its `columns`; tags may be missing.
+
+    `content` is the text of the file if you have read it already.
+    """
+    sentences, skipped = read_tags(
+        path, columns.get("text"), columns.get("label"), content, need_tags=False
+    )
+    for warning in skipped:
+        warnings.warn(warning, stacklevel=2)
     spans = bool(columns.get("scheme"))
     return [tagged(place, each, spans=spans) for place, each in enumerate(sentences)]
 
 
-def read_tags(path: Path, text: str | None = None, label: str | None = None) -> list[Lines]:
-    """The sentences of a file in any of the formats."""
-    if is_table(path, text, label):
-        return read_tagged_table(path, text, label)
+def read_tags(
+    path: Path,
+    text: str | None = None,
+    label: str | None = None,
+    content: str | None = None,
+    *,
+    need_tags: bool = True,
+) -> tuple[list[Lines], list[str]]:
+    """The sentences of a file in any of the formats, and warnings."""
+    content = read_text(path) if content is None else content
+    if is_table(path, content, text, label):
+        return read_tagged_table(read_table(path, content), text, label, need_tags=need_tags)
     if label is not None and not re.fullmatch(r"-?\d+", label):
         raise UserError(
             f"'{path}' has no header: name the column of the tags by its number, not '{label}'."
         )
-    return read_conll(path, None if label is None else int(label))
+    return read_conll(path, None if label is None else int(label), content), []
 
 
 def build(
     name: str,
     files: dict[str, Path],
-    read: Callable[[Path], list[Lines]],
+    read: Callable[[Path], tuple[list[Lines], list[str]]],
     columns: Mapping[str, str],
 ) -> Task:
     """The task of some files; tags of spans are turned into BIOES."""
-    content = {split: read(path) for split, path in files.items()}
+    content: dict[str, list[Lines]] = {}
+    notes: list[str] = []
+    for split, path in files.items():
+        content[split], skipped = read(path)
+        notes += skipped
     hidden = next((s for s in content["train"] if s.tags is None), None)
     if hidden:
         raise UserError(f"'{files['train']}' line {hidden.lines[0]} has no tags to train on.")
     scheme = find_scheme(s.tags for s in content["train"] if s.tags is not None)
     splits: dict[str, list[Tagged]] = {}
-    warnings: list[str] = []
     for split, sentences in content.items():
         if scheme is not None:
-            warnings += check(files[split], sentences, scheme, strict=split == "train")
+            notes += check(files[split], sentences, scheme, strict=split == "train")
         splits[split] = [
             tagged(place, each, spans=scheme is not None) for place, each in enumerate(sentences)
         ]
@@ -91,10 +120,10 @@ def build(
     if "dev" not in splits:
         train, dev, note = set_aside(files["train"], splits["train"], lambda e: e.words)
         splits |= {"train": train, "dev": dev}
-        warnings.append(note)
+        notes.append(note)
     for split, examples in splits.items():
         if strange := sorted(set(all_labels(examples)) - set(labels)):
-            warnings.append(
+            notes.append(
                 f"Tags of {split} that train does not have, so that they cannot be learnt: "
                 f"{', '.join(strange[:5])}{', …' if len(strange) > 5 else ''}."
             )
@@ -106,7 +135,7 @@ def build(
         metric="accuracy" if scheme is None else "f1",
         length=LENGTH,
         columns={**columns, "scheme": scheme or ""},
-        warnings=tuple(warnings),
+        warnings=tuple(notes),
     )
 
 
@@ -145,9 +174,10 @@ def check(path: Path, sentences: list[Lines], scheme: Scheme, *, strict: bool) -
     ]
 
 
-def read_conll(path: Path, column: int | None = None) -> list[Lines]:
+def read_conll(path: Path, column: int | None = None, content: str | None = None) -> list[Lines]:
     """The sentences of a CoNLL file; the tags are None where there is only the word."""
-    rows = list(enumerate(read_whole(path).split("\n"), start=1))
+    content = clean(read_text(path) if content is None else content)
+    rows = list(enumerate(content.split("\n"), start=1))
     sample = next((t for _, t in rows if t.strip() and not t.startswith(("#", "-DOCSTART-"))), "#")
     separator = "\t" if "\t" in sample else None
     width = len(cells(sample, separator))
@@ -207,27 +237,30 @@ def sentence(words: list[tuple[int, str, str]], *, hidden: bool) -> Lines:
     return Lines(words=texts, tags=None if hidden else tags, lines=lines)
 
 
-def is_table(path: Path, text: str | None, label: str | None) -> bool:
+def is_table(path: Path, content: str, text: str | None, label: str | None) -> bool:
     """Whether a file is a table with one sentence in a row, and not in CoNLL format."""
-    if ending(path) in TABLES:
+    if table_format(path, content) in JSON or ending(path) in CSV:
         return True
-    if ending(path) not in (".tsv", ".tab"):
+    if ending(path) not in ("", ".tsv", ".tab"):
         return False
-    first = read_whole(path).lstrip("\n").partition("\n")[0]
-    header = {cell.strip() for cell in first.split("\t")}
-    usual = not header.isdisjoint(WORDS) and not header.isdisjoint(TAGS)
+    header = header_cells(content)
+    names = {cell.casefold() for cell in header}
+    usual = not names.isdisjoint(WORDS) and not names.isdisjoint(TAGS)
     return usual or text in header or label in header
 
 
-def read_tagged_table(path: Path, text: str | None, label: str | None) -> list[Lines]:
+def read_tagged_table(
+    table: Table, text: str | None, label: str | None, *, need_tags: bool
+) -> tuple[list[Lines], list[str]]:
     """The sentences of a table whose cells hold lists, or words and tags between blanks."""
-    table = read_table(path)
-    text = text or next((name for name in WORDS if name in table.columns), WORDS[0])
-    label = label or next((name for name in TAGS if name in table.columns), TAGS[0])
+    text = text or next((found for name in WORDS if (found := table.find(name))), WORDS[0])
+    label = label or next((found for name in TAGS if (found := table.find(name))), TAGS[0])
     table.need(text, "--text")
-    if label not in table.columns and label not in TAGS:
+    if need_tags and label not in table.columns and label not in TAGS:
         table.need(label, "--label")
-    found = []
+    refuse_same_column(table.path, {"--text": text, "--label": label})
+    table, skipped = drop_empty_rows(table, [text])
+    sentences = []
     for row in table.rows:
         words = listed(table, row, text)
         tags = listed(table, row, label) if label in table.columns else None
@@ -236,8 +269,8 @@ def read_tagged_table(path: Path, text: str | None, label: str | None) -> list[L
                 f"{table.place(row)} has {len(words)} words and {len(tags)} tags: "
                 "every word needs one tag."
             )
-        found.append(Lines(words=words, tags=tags, lines=[row.line] * len(words)))
-    return found
+        sentences.append(Lines(words=words, tags=tags, lines=[row.line] * len(words)))
+    return sentences, skipped
 
 
 def listed(table: Table, row: Row, column: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from electra.errors import UserError
-from electra.text.sources import COMPRESSED, file_source, hidden, texts
+from electra.text.sources import COMPRESSED, hidden
 
 NAMES = {
     "train": ("train", "training"),
@@ -19,7 +19,7 @@ def find_folder(data: Path, names: Sequence[str]) -> Path:
     """The file or folder that is given, or in it a folder of one of the names."""
     if not data.exists():
         raise UserError(f"There is no file or folder '{data}': check the path.")
-    if data.is_file() or named_splits(data.iterdir()):
+    if not data.is_dir() or named_splits(data.iterdir()):
         return data
     for name in names:
         for found in (data / name, *sorted(data.glob(f"*/{name}"))):
@@ -54,7 +54,7 @@ def split_files(
     folder: Path, *, endings: Collection[str] | None = None, version: str = ""
 ) -> dict[str, Path]:
     """The file of each split that is there; a single file is `train`."""
-    if folder.is_file():
+    if not folder.is_dir():  # a file, or a pipe
         return {"train": folder}
     files = [p for p in named_splits(folder.iterdir()) if not hidden(Path(p.name))]
     files = [p for p in files if endings is None or ending(p) in endings]
@@ -95,11 +95,3 @@ def pick(split: str, candidates: list[Path], train: Path | None) -> Path:
         f"'{candidates[0].parent}' holds several files for {split} ({listed}): "
         "keep one of them in the folder."
     )
-
-
-def read_whole(path: Path) -> str:
-    """The text of a file, plain or compressed, every line end turned into \\n."""
-    text = "".join(texts(file_source(path, alone=True), lambda count: None))
-    if not text.strip():
-        raise UserError(f"'{path}' is empty: fill it or name another file.")
-    return text

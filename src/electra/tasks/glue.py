@@ -186,10 +186,15 @@ def first_file(folder: Path, names: Iterable[str]) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def read_split(name: str, path: Path, *, hidden: bool) -> tuple[list[Sentence], int]:
-    """The examples of a file, and how many rows were left out; `hidden` allows missing labels."""
+def read_split(
+    name: str, path: Path, *, hidden: bool, content: str | None = None
+) -> tuple[list[Sentence], int]:
+    """The examples of a file, and how many rows were left out; `hidden` allows missing labels.
+
+    `content` is the text of the file if you have read it already.
+    """
     spec = SPECS[name]
-    rows = plain_cells(read_text(path))
+    rows = plain_cells(read_text(path) if content is None else content)
     columns = spec.bare
     if not columns or columns[-1] in rows[0][1]:
         columns = tuple(cell.strip() for cell in rows[0][1])

@@ -1,6 +1,8 @@
 """Your own labelled files: texts, pairs of them or choices, with a label or a number."""
 
 import math
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,21 @@ from electra.tasks.columns import Columns, OwnKind, find_columns
 from electra.tasks.examples import Choice, Kind, Sentence, Task
 from electra.tasks.folder import bare_name, find_folder, split_files
 from electra.tasks.split import content, set_aside, shared
-from electra.tasks.table import CSV, JSON, Row, Table, json_kind, read_table, short
+from electra.tasks.table import (
+    CSV,
+    JSON,
+    Row,
+    Table,
+    drop_empty_rows,
+    json_kind,
+    read_table,
+    short,
+)
 from electra.text.read import clean
 
 MANY = 100  # labels; more of them, and all numbers, are rather values
+MISSING = ("nan", "none", "null", "na", "n/a", "<na>", "nat", "nil", "-", "--", "?")
+"""Labels, in lower case, that programs write for a missing value."""
 
 
 def load_own(
@@ -28,6 +41,10 @@ def load_own(
     files = split_files(find_folder(data, []), endings=(*CSV, ".tsv", ".tab", *JSON))
     tables = {name: read_table(path) for name, path in files.items()}
     columns = find_columns(kind, tables["train"], text, pair, label)
+    notes = []
+    for name, table in tables.items():
+        tables[name], skipped = with_texts(table, columns)
+        notes += skipped
     asked: Kind = "classify" if kind == "pair" else kind
     labels = find_labels(tables["train"], columns.label) if asked == "classify" else ()
     splits: dict[str, list[Any]] = {
@@ -36,44 +53,83 @@ def load_own(
     }
     if asked == "choice":
         check_options(tables, splits)
-    warnings = []
+    if asked == "classify":
+        notes += [w for name in tables for w in warn_missing(tables[name], columns.label)]
     if len(labels) > MANY and all(number(name) is not None for name in labels):
-        warnings.append(
+        notes.append(
             f"'{files['train']}' has {len(labels)} different numbers as labels: if they are "
             "values rather than classes, use the task regress."
         )
     if "dev" not in splits:
         splits["train"], splits["dev"], note = set_aside(files["train"], splits["train"], content)
-        warnings.append(note)
+        notes.append(note)
     elif both := shared(splits["train"], splits["dev"]):
-        warnings.append(
+        notes.append(
             f"{both} of the {len(splits['dev'])} rows of '{files['dev']}' are in the train file "
             "too: the score will be too good."
         )
     return Task(
-        name=bare_name(data) if data.is_file() else data.resolve().name,
+        name=task_name(data, kind),
         kind=asked,
         splits=splits,
         labels=labels,
         metric="spearman" if asked == "regress" else "accuracy",
         columns=columns.named(),
-        warnings=tuple(warnings),
+        warnings=tuple(notes),
     )
 
 
-def read_own(path: Path, kind: Kind, columns: Mapping[str, str]) -> list[Any]:
-    """The examples of one more file of a known task; its labels, if there are any, are not read."""
+def task_name(data: Path, kind: str) -> str:
+    """The name of the folder or file; the kind for a stream such as `/dev/fd/63`."""
+    if data.is_dir():
+        return data.resolve().name
+    return kind if data.parts[:2] in (("/", "dev"), ("/", "proc")) else bare_name(data)
+
+
+def with_texts(table: Table, columns: Columns) -> tuple[Table, list[str]]:
+    """The rows that have all their texts, and a warning if some do not."""
+    texts = (columns.text, *columns.pair)
+    for name in texts:
+        table.need(name)
+    return drop_empty_rows(table, texts)
+
+
+def warn_missing(table: Table, column: str) -> list[str]:
+    """A warning if labels look like missing values that a program wrote out, as `nan`."""
+    labels = (str(row.values.get(column, "")).strip() for row in table.rows)
+    counts = Counter(label for label in labels if label.casefold() in MISSING)
+    if not counts:
+        return []
+    listed = ", ".join(f"'{label}' {count:,}" for label, count in counts.most_common(5))
+    more = ", …" if len(counts) > 5 else ""
+    return [
+        f"{counts.total():,} of {len(table.rows):,} rows of '{table.path}' have a label that "
+        f"often stands for a missing value ({listed}{more}); each is used as a class. If they are "
+        "missing, delete these rows; if they are classes, ignore this warning."
+    ]
+
+
+def read_own(
+    path: Path, kind: Kind, columns: Mapping[str, str], text: str | None = None
+) -> list[Any]:
+    """The examples of another file of a known task; labels are not read.
+
+    `text` is the content of the file if you have read it already.
+    """
     pair = tuple(columns["pair"].split(",")) if columns.get("pair") else ()
     known = Columns(text=columns["text"], pair=pair, label="")
-    return examples_of(read_table(path), kind, known, (), hidden=True)
+    table, skipped = with_texts(read_table(path, text), known)
+    for warning in skipped:
+        warnings.warn(warning, stacklevel=2)
+    return examples_of(table, kind, known, (), hidden=True)
 
 
 def examples_of(
     table: Table, kind: Kind, columns: Columns, labels: tuple[str, ...], *, hidden: bool
 ) -> list[Any]:
     """The examples of a table; `hidden` allows that labels are missing."""
-    for name in (columns.text, *columns.pair, *(() if hidden else (columns.label,))):
-        table.need(name)
+    if not hidden:
+        table.need(columns.label)
     examples: list[Any] = []
     for row in table.rows:
         name = table.name(row)

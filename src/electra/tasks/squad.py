@@ -1,6 +1,7 @@
 """Questions about a text whose answers are spans of it, as a task."""
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,12 +32,11 @@ def load_squad(name: str, data: Path, *, columns: Columns | None = None) -> Task
     folder = find_folder(data, [name, "squad"] if name in VERSIONS else [name])
     files = split_files(folder, endings=ENDINGS, version=VERSIONS.get(name, ""))
     splits: dict[str, list[Question]] = {}
-    warnings: list[str] = []
+    notes: list[str] = []
     for split, path in files.items():
-        splits[split], notes = to_questions(
-            path, read_questions(path, columns), training=split == "train"
-        )
-        warnings += notes
+        raws, skipped = read_questions(path, columns)
+        splits[split], moved = to_questions(path, raws, training=split == "train")
+        notes += [*skipped, *moved]
         if split != "train":
             refuse_twins(path, splits[split])
     if "dev" not in splits:
@@ -44,7 +44,7 @@ def load_squad(name: str, data: Path, *, columns: Columns | None = None) -> Task
         train, dev, note = set_aside(files["train"], splits["train"], lambda each: (each.context,))
         splits |= {"train": train, "dev": dev}
         refuse_twins(files["train"], dev)
-        warnings.append(note)
+        notes.append(note)
     return Task(
         name=name,
         kind="qa",
@@ -52,13 +52,21 @@ def load_squad(name: str, data: Path, *, columns: Columns | None = None) -> Task
         metric="f1",
         length=LENGTH,
         epochs=EPOCHS,
-        warnings=tuple(warnings),
+        warnings=tuple(notes),
     )
 
 
-def more_questions(path: Path, *, columns: Columns | None = None) -> list[Question]:
-    """The questions of one more file; their answers may be hidden."""
-    questions, _ = to_questions(path, read_questions(path, columns or Columns()), training=False)
+def more_questions(
+    path: Path, *, columns: Columns | None = None, content: str | None = None
+) -> list[Question]:
+    """The questions of another file; their answers may be missing.
+
+    `content` is the text of the file if you have read it already.
+    """
+    raws, skipped = read_questions(path, columns or Columns(), content, need_answers=False)
+    for warning in skipped:
+        warnings.warn(warning, stacklevel=2)
+    questions, _ = to_questions(path, raws, training=False)
     refuse_twins(path, questions)
     return questions
 

@@ -7,8 +7,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from electra.errors import UserError
-from electra.tasks.folder import ending, read_whole
-from electra.tasks.table import JSON, Row, Table, no_json, read_table
+from electra.tasks.table import (
+    JSON,
+    Row,
+    Table,
+    drop_empty_rows,
+    no_json,
+    read_table,
+    read_text,
+    refuse_same_column,
+    table_format,
+)
 from electra.text.read import clean
 
 ENDINGS = (*JSON, ".csv", ".tsv", ".tab")
@@ -44,11 +53,14 @@ class Columns:
     start: str = "answer_start"
 
 
-def read_questions(path: Path, columns: Columns) -> Iterator[Raw]:
-    """The questions of a file in any of the formats."""
-    if ending(path) not in JSON:
-        return read_columns(read_table(path), columns)
-    text = read_whole(path)
+def read_questions(
+    path: Path, columns: Columns, content: str | None = None, *, need_answers: bool = True
+) -> tuple[Iterator[Raw], list[str]]:
+    """The questions of a file in any of the formats, and warnings."""
+    content = read_text(path) if content is None else content
+    if table_format(path, content) not in JSON:
+        return read_columns(read_table(path, content), columns, need_answers=need_answers)
+    text = clean(content)
     head, _, rest = text.lstrip().partition("\n")
     try:
         first = json.loads(head)
@@ -56,15 +68,15 @@ def read_questions(path: Path, columns: Columns) -> Iterator[Raw]:
         first = None
     if isinstance(first, dict) and (rest.strip() or "data" not in first):
         if "header" in first or "qas" in first:
-            return read_mrqa(path, text)
-        return read_columns(read_table(path), columns)
+            return read_mrqa(path, text), []
+        return read_columns(read_table(path, content), columns, need_answers=need_answers)
     if text.lstrip().startswith("["):
-        return read_columns(read_table(path), columns)
+        return read_columns(read_table(path, content), columns, need_answers=need_answers)
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise no_json(path, getattr(error, "lineno", 1), error) from None
-    return read_squad(path, whole)
+    return read_squad(path, whole), []
 
 
 def need(record: Any, key: str, kind: type[Value], where: str) -> Value:
@@ -176,22 +188,37 @@ def mrqa_answers(
     return spans, [text for text in texts if text not in {span for span, _ in spans}]
 
 
-def read_columns(table: Table, columns: Columns) -> Iterator[Raw]:
-    """The questions of a table, one in a row."""
-    table.need(columns.question, "--text")
-    table.need(columns.context, "--pair")
-    if columns.answer not in ANSWERS:
-        table.need(columns.answer, "--label")
-    names = (columns.answer, *ANSWERS)
-    answer = next((name for name in names if name in table.columns), None)
-    for row in table.rows:
-        yield Raw(
+def read_columns(
+    table: Table, columns: Columns, *, need_answers: bool
+) -> tuple[Iterator[Raw], list[str]]:
+    """The questions of a table, one in a row, and warnings."""
+    question = find_column(table, columns.question, "--text", usual=("question",))
+    context = find_column(table, columns.context, "--pair", usual=("context",))
+    answer = next((found for name in ANSWERS if (found := table.find(name))), None)
+    if columns.answer in table.columns or (need_answers and columns.answer not in ANSWERS):
+        answer = find_column(table, columns.answer, "--label")
+    used = {"--text": question, "--pair": context} | ({"--label": answer} if answer else {})
+    refuse_same_column(table.path, used)
+    table, skipped = drop_empty_rows(table, [question, context])
+    raws = (
+        Raw(
             where=table.place(row),
             id=table.name(row),
-            question=table.text(row, columns.question),
-            context=table.text(row, columns.context),
+            question=table.text(row, question),
+            context=table.text(row, context),
             answers=None if answer is None else row_answers(table, row, answer, columns.start),
         )
+        for row in table.rows
+    )
+    return raws, skipped
+
+
+def find_column(table: Table, name: str, option: str, usual: Sequence[str] = ()) -> str:
+    """The column of that name; the case counts unless it is a usual name."""
+    found = table.find(name) if name in usual else None
+    if found is None:
+        table.need(name, option)
+    return found or name
 
 
 def row_answers(table: Table, row: Row, column: str, start: str) -> list[tuple[str, int | None]]:

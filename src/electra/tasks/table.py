@@ -4,15 +4,16 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError, nearest
 from electra.tasks.folder import ending
 from electra.text.read import FIELD, clean
-from electra.text.sources import blocks, file_source
+from electra.text.sources import blocks, file_source, refuse_binary
 
 CSV = (".csv",)
 TSV = (".tsv", ".tab", ".txt")
@@ -22,6 +23,7 @@ ENDINGS = CSV + TSV + JSON
 SHOWN = 40  # characters of a column's name in an error: without a header it may be a whole text
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 BLANK = re.compile(r"\s*")
+JSON_START = re.compile(r'\s*(?:\[\s*)?\{\s*["}]')
 
 Cells = tuple[int, list[str]]
 """A row of a CSV or TSV file: the line where it starts, and its cells."""
@@ -50,9 +52,17 @@ class Table:
         return f"'{self.path}' line {row.line}"
 
     def name(self, row: Row) -> str:
-        """Its id, or its line where it has none."""
-        own = row.values.get("id")
+        """The row's `id`, or its line number if it has none."""
+        column = self.find("id")
+        own = row.values.get(column) if column else None
         return str(row.line if own in (None, "") else own)
+
+    def find(self, name: str) -> str | None:
+        """The column called `name`; failing that, the only one that differs in case alone."""
+        if name in self.columns:
+            return name
+        found = [column for column in self.columns if column.casefold() == name.casefold()]
+        return found[0] if len(found) == 1 else None
 
     def need(self, column: str, option: str | None = None) -> None:
         """Refuse a column that is not there; `option` is how the user names another."""
@@ -92,16 +102,15 @@ class Table:
         return value
 
 
-def read_table(path: Path) -> Table:
-    """The rows of a CSV, TSV or JSON lines file, by its ending.
+def read_table(path: Path, text: str | None = None) -> Table:
+    """Read a CSV, TSV or JSON lines file, or parse its `text` if you have read it already.
 
     The first line of CSV and TSV names the columns. A .json file may also be one list of objects.
     In a TSV file quotation marks are text unless the file shows that they are not (`tsv_cells`).
     """
-    kind = ending(path)
-    if kind not in ENDINGS:
-        raise UserError(f"'{path}' is no table that can be read: name a file {', '.join(ENDINGS)}.")
-    text = read_text(path)
+    check_extension(path)
+    text = read_text(path) if text is None else text
+    kind = table_format(path, text)
     if kind in JSON:
         rows = list(json_list(path, text) if text.lstrip()[:1] == "[" else json_lines(path, text))
         columns = tuple(dict.fromkeys(name for row in rows for name in row.values))
@@ -113,19 +122,72 @@ def read_table(path: Path) -> Table:
     return Table(path=path, columns=columns, rows=rows)
 
 
-def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, plain or compressed, with or without a byte order mark, not empty.
+def check_extension(path: Path) -> None:
+    """Refuse a file whose extension is not that of a table."""
+    if ending(path) not in ("", *ENDINGS):
+        raise UserError(f"'{path}' is no table that can be read: name a file {', '.join(ENDINGS)}.")
 
-    Its line ends are left as they are, for a text may hold a lone one.
+
+def table_format(path: Path, text: str) -> str:
+    """The file extension, or for a name without one (`/dev/stdin`) what the text looks like."""
+    if extension := ending(path):
+        return extension
+    if JSON_START.match(text):
+        return ".jsonl"
+    return ".tsv" if "\t" in first_line(text) else ".csv"
+
+
+def first_line(text: str) -> str:
+    """The first line that is not blank."""
+    return text.lstrip("\r\n").partition("\n")[0]
+
+
+def header_cells(text: str) -> set[str]:
+    """The cells of the first line, whichever separator it uses."""
+    return {cell.strip(' "\r') for cell in re.split(r"[,;\t]", first_line(text))}
+
+
+def drop_empty_rows(table: Table, columns: Sequence[str]) -> tuple[Table, list[str]]:
+    """The table without rows that lack a text in one of the columns, and a warning if any do."""
+    kept: list[Row] = []
+    dropped: list[Row] = []
+    for row in table.rows:
+        values = [row.values.get(column) for column in columns]
+        empty = any(v is None or (isinstance(v, str) and not v.strip()) for v in values)
+        (dropped if empty else kept).append(row)
+    if not dropped:
+        return table, []
+    names = " or ".join(f"'{short(name)}'" for name in columns)
+    if not kept:
+        raise UserError(
+            f"'{table.path}' has no row with a text in the column {names}: fill it, or name "
+            "another column."
+        )
+    skipped = f"{len(dropped):,} of {len(table.rows):,} rows of '{table.path}'"
+    return replace(table, rows=kept), [
+        f"{skipped} are skipped: the column {names} is empty, first on line {dropped[0].line}."
+    ]
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file after decompression, or of a pipe, which can be read only once."""
+    if path.is_file() or path.is_dir():
+        return b"".join(blocks(file_source(path, alone=True), lambda count: None))
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be read: {error.strerror}.") from None
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file or pipe, with or without a byte order mark; empty is an error.
+
+    Line ends are left as they are, because a text may contain a lone carriage return.
     """
     if not path.exists():
         raise UserError(f"There is no file '{path}': check the name.")
-    content = b"".join(blocks(file_source(path, alone=True), lambda count: None))
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise UserError(
-            f"'{path}' line 1 is UTF-16, not UTF-8: convert the file with "
-            " iconv -f UTF-16 -t UTF-8."
-        )
+    content = read_bytes(path)
+    refuse_binary(str(path), content[:8], first=True, line=1)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -157,14 +219,27 @@ def parsed_cells(path: Path, text: str, delimiter: str) -> Iterator[Cells]:
         try:
             cells = next(rows, None)
         except csv.Error as error:
+            if "end of data" in str(error):
+                raise UserError(
+                    f"'{path}' line {open_quote(text, line, delimiter)} opens a quotation mark "
+                    "that is never closed: close it, or remove it."
+                ) from None
             raise UserError(
-                f"'{path}' line {line} starts a row that is no valid table row ({error}): repair "
-                "its quotation marks."
+                f"'{path}' line {line} starts a row that is not valid ({error}): repair its "
+                'quotation marks; inside a quoted cell, write "" for each.'
             ) from None
         if cells is None:
             return
         if any(cell.strip() for cell in cells):
             yield line, cells
+
+
+def open_quote(text: str, line: int, delimiter: str) -> int:
+    """The line of the quotation mark that is never closed, in the row that starts at a line."""
+    start = sum(len(each) for each in islice(io.StringIO(text, newline=""), line - 1))
+    cell = rf'(?:"(?:[^"]|"")*"|[^"{delimiter}][^{delimiter}]*)?{delimiter}'
+    closed = re.compile(f"(?:{cell})*").match(text, start)
+    return line + text.count("\n", start, closed.end() if closed else start)
 
 
 def csv_cells(path: Path, text: str) -> Iterable[Cells]:
@@ -291,6 +366,18 @@ def no_json(path: Path, line: int, error: Exception) -> UserError:
         f"'{path}' line {line} is no valid JSON ({reason}): every line must be one JSON object, or "
         "the file one list of them."
     )
+
+
+def refuse_same_column(path: Path, columns: Mapping[str, str]) -> None:
+    """Refuse two options that name the same column; `columns` is by option, as `--text`."""
+    options = list(columns)
+    for number, option in enumerate(options):
+        for other in options[number + 1 :]:
+            if columns[option] == columns[other]:
+                raise UserError(
+                    f"{option} and {other} are both the column '{short(columns[option])}' of "
+                    f"'{path}': name two different columns."
+                )
 
 
 def short(name: str) -> str:
