@@ -341,8 +341,8 @@ def test_answers_that_nobody_reads_are_not_looked_for(unread, tuned, tmp_path):
         ("x.csv", "review\nthe old bread\n", "no column 'text', it has: review"),
         ("x.csv", "text,label\n ,y\n ,x\n", "no row with a text in the column 'text'"),
         ("x.txt", "\n\n", "is empty"),
-        ("x.pdf", "%PDF", "no table that can be read"),
-        ("x.jsonl", "{", "line 1 is no valid JSON"),
+        ("x.pdf", "%PDF", "not a table that can be read"),
+        ("x.jsonl", "{", "line 1 is not valid JSON"),
     ],
 )
 def test_bad_input_writes_nothing(name, content, message, refused, tuned, tmp_path):

@@ -33,7 +33,7 @@ def test_pairs(tmp_path, inner):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "line 1 is no valid JSON"),
+        ("{", "line 1 is not valid JSON"),
         ("", "is empty"),
         (
             json.dumps(RECORD) + '\n{"UID": "x"}',

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from electra.errors import UserError
-from electra.tasks.conll import load_tags, more_tagged, read_conll
+from electra.tasks.conll import load_tags, read_conll, read_tagged_examples
 
 CHUNKS = """The DT B-NP
 barn NN I-NP
@@ -34,7 +34,7 @@ def test_columns_and_sentences(tmp_path):
     assert first.tags == ("B-NP", "E-NP", "S-VP")  # BIOES
     assert second.words == ("#", "five", ".")  # no comment
     assert task.labels == ("O", "B-NP", "E-NP", "S-VP")
-    assert (task.kind, task.metric, task.length, task.epochs) == ("tag", "f1", 256, 3)
+    assert (task.kind, task.metric, task.max_length, task.epochs) == ("tag", "f1", 256, 3)
     assert task.columns["scheme"] == "IOB2"
     assert task.warnings == ()
 
@@ -149,7 +149,7 @@ def test_dev_set_aside(tmp_path):
     path.write_text(many(2), encoding="utf-8")
     assert [len(s) for s in load_tags("mine", path).splits.values()] == [1, 1]
     path.write_text(many(1), encoding="utf-8")
-    with pytest.raises(UserError, match="too little"):
+    with pytest.raises(UserError, match="too few different"):
         load_tags("mine", path)
 
 
@@ -168,7 +168,7 @@ def test_breach_of_the_scheme(tmp_path):
     write(tmp_path, train=good, dev=good + "a O\nb I-X\n\nc I-X\n")
     task = load_tags("mine", tmp_path)
     assert task.splits["dev"][5].tags == ("O", "S-X")
-    assert "dev.txt' line 22 and 1 more breaks the scheme" in task.warnings[0]
+    assert "dev.txt' line 22 and 1 more violates the scheme" in task.warnings[0]
 
 
 def test_tags_that_train_lacks(tmp_path):
@@ -256,8 +256,8 @@ def test_tsv_without_header_is_conll(tmp_path):
     ("record", "message"),
     [
         ({"words": ["a", "b"], "tags": ["O"]}, "2 words and 1 tags"),
-        ({"words": ["a"], "tags": [3]}, "by their names"),
-        ({"words": [], "tags": []}, "at least one"),
+        ({"words": ["a"], "tags": [3]}, "by name"),
+        ({"words": [], "tags": []}, "one or more strings"),
         ({"words": 7, "tags": ["O"]}, "number"),
     ],
 )
@@ -278,24 +278,24 @@ def test_rows_without_words_are_skipped(tmp_path):
     assert "first on line 5" in task.warnings[0]
     assert sum(len(split) for split in task.splits.values()) == 19
     with pytest.warns(UserWarning, match="first on line 5"):
-        assert len(more_tagged(path, task.columns)) == 19
+        assert len(read_tagged_examples(path, task.columns)) == 19
 
 
 def test_prediction_does_not_need_the_column_of_the_tags(tmp_path):
     path = tmp_path / "new.jsonl"
     path.write_text(lines({"words": ["a", "b"]}))
-    (sentence,) = more_tagged(path, {"label": "ner"})
+    (sentence,) = read_tagged_examples(path, {"label": "ner"})
     assert (sentence.words, sentence.tags) == (("a", "b"), None)
 
 
 def test_one_more_file(tmp_path):
     write(tmp_path, train=CHUNKS, dev=CHUNKS)
     task = load_tags("tag", tmp_path, label="3")
-    assert more_tagged(tmp_path / "dev.txt", task.columns) == task.splits["dev"]
+    assert read_tagged_examples(tmp_path / "dev.txt", task.columns) == task.splits["dev"]
     plain = load_tags("tag", tmp_path, label="2")
-    assert more_tagged(tmp_path / "dev.txt", plain.columns) == plain.splits["dev"]
+    assert read_tagged_examples(tmp_path / "dev.txt", plain.columns) == plain.splits["dev"]
     (tmp_path / "new.jsonl").write_text(lines({"words": ["The", "barn"]}))
-    (example,) = more_tagged(tmp_path / "new.jsonl", {"scheme": "IOB2"})
+    (example,) = read_tagged_examples(tmp_path / "new.jsonl", {"scheme": "IOB2"})
     assert example.words == ("The", "barn")
     assert example.tags is None
 
@@ -311,7 +311,7 @@ def test_a_file_with_nothing_but_words_has_hidden_tags_whatever_the_column(tmp_p
     write(tmp_path, train=CHUNKS, dev=CHUNKS, test="The\nbarn\n\nburns\n")
     task = load_tags("mine", tmp_path, label=label)
     assert [e.tags for e in task.splits["test"]] == [None, None]
-    assert more_tagged(tmp_path / "test.txt", task.columns) == task.splits["test"]
+    assert read_tagged_examples(tmp_path / "test.txt", task.columns) == task.splits["test"]
     write(tmp_path, train="The\nbarn\n")
     with pytest.raises(UserError, match=r"train.txt' line 1 has no tags"):
         load_tags("mine", tmp_path, label=label)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from electra.errors import UserError
-from electra.tasks.glue import GLUE, SPECS, load_glue, present
+from electra.tasks.glue import GLUE, SPECS, available_tasks, load_glue
 
 
 def write(path: Path, *rows: tuple[str, ...], mark: str = "", end: str = "\n") -> None:
@@ -111,7 +111,7 @@ def test_the_tasks_are_judged_as_the_paper_does(root):
     assert tasks["mnli"].labels == ("contradiction", "entailment", "neutral")
     assert tasks["qnli"].labels == tasks["rte"].labels == ("entailment", "not_entailment")
     assert tasks["cola"].labels == ("0", "1")
-    assert {t.length for t in tasks.values()} == {128}
+    assert {t.max_length for t in tasks.values()} == {128}
 
 
 def test_splits_of_mnli(root):
@@ -128,9 +128,9 @@ def test_splits_of_mnli(root):
 def test_what_is_left_out_is_said(root):
     assert load_glue("cola", root).warnings == ()
     (warning,) = load_glue("qqp", root).warnings
-    assert "1 rows of 'train.tsv' are left out" in warning
+    assert "1 rows of 'train.tsv' are dropped" in warning
     (warning,) = load_glue("mnli", root).warnings
-    assert "1 rows of 'train.tsv' are left out" in warning
+    assert "1 rows of 'train.tsv' are dropped" in warning
 
 
 @pytest.mark.parametrize("folder", ["sts-b", "stsb", "STSB", "STS"])
@@ -139,7 +139,7 @@ def test_folders_by_other_names(tmp_path, folder):
     write(tmp_path / folder / "train.tsv", ("sentence1", "sentence2", "score"), row, row)
     write(tmp_path / folder / "dev.tsv", ("sentence1", "sentence2", "score"), row)
     assert load_glue("STS-B", tmp_path).splits["dev"][0].label == 1.0
-    assert present(tmp_path) == ["stsb"]
+    assert available_tasks(tmp_path) == ["stsb"]
 
 
 def test_a_task_s_own_folder_may_have_any_name(tmp_path):
@@ -150,9 +150,9 @@ def test_a_task_s_own_folder_may_have_any_name(tmp_path):
 
 
 def test_present(root, tmp_path):
-    assert present(root) == list(GLUE)
-    assert present(root / "RTE") == ["rte"]
-    assert present(tmp_path) == []
+    assert available_tasks(root) == list(GLUE)
+    assert available_tasks(root / "RTE") == ["rte"]
+    assert available_tasks(tmp_path) == []
 
 
 def test_mrpc_as_microsoft_gives_it(tmp_path):
@@ -178,7 +178,7 @@ def test_a_dev_split_is_made_and_stays_the_same(tmp_path):
     assert len(task.splits["dev"]) == 20
     assert len(task.splits["train"]) == 180
     assert any("'train_partial.tsv' is used" in warning for warning in task.warnings)
-    assert any("no dev file" in w and "no published ones" in w for w in task.warnings)
+    assert any("no dev file" in w and "not comparable" in w for w in task.warnings)
     other = load_glue("qqp", tmp_path / "b").splits["dev"]
     assert {e.id for e in other} == {e.id for e in task.splits["dev"]}
 

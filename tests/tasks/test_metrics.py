@@ -15,11 +15,11 @@ from electra.tasks.metrics import (
     accuracy,
     f1,
     f1_macro,
+    is_constant,
     matthews,
     pearson,
     score_sentences,
     spearman,
-    stuck,
 )
 
 
@@ -113,18 +113,18 @@ def test_each_kind_has_its_scores():
 def test_what_cannot_be_scored_is_refused():
     with pytest.raises(ValueError, match="labels"):
         score_sentences(task("regress"), sentences([1.0, None]), [1, 2])
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="differ in shape"):
         score_sentences(task("classify", ("a", "b")), sentences([0, 1]), [1])
-    with pytest.raises(ValueError, match="do not fit"):  # logits instead of classes
+    with pytest.raises(ValueError, match="differ in shape"):  # logits instead of classes
         score_sentences(task("regress"), sentences([0, 1]), np.zeros((2, 1)))
 
 
 def test_a_model_that_says_always_the_same_is_stuck():
     classify, regress = task("classify", ("a", "b")), task("regress")
-    assert stuck(classify, [1, 1, 1])
-    assert not stuck(classify, [1, 1, 0])
-    assert stuck(regress, [2.5, 2.5])
-    assert stuck(regress, [2.5, 2.5000001, 2.4999999])
-    assert stuck(regress, [math.nan, 1.0, 2.0])
-    assert not stuck(regress, [2.5, 2.6])
-    assert not stuck(classify, [1])
+    assert is_constant(classify, [1, 1, 1])
+    assert not is_constant(classify, [1, 1, 0])
+    assert is_constant(regress, [2.5, 2.5])
+    assert is_constant(regress, [2.5, 2.5000001, 2.4999999])
+    assert is_constant(regress, [math.nan, 1.0, 2.0])
+    assert not is_constant(regress, [2.5, 2.6])
+    assert not is_constant(classify, [1])

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from electra.errors import UserError
-from electra.tasks.squad import NOWHERE, load_squad, more_questions
+from electra.tasks.squad import NO_START, load_squad, read_question_examples
 from electra.tasks.squad_files import Columns
 
 BARN = "The barn of the farmer burned. The barn was old."
@@ -34,7 +34,7 @@ def test_squad(tmp_path):
     assert (first.id, first.question, first.context) == ("q1", "What 1?", BARN)
     assert [(a.text, a.start) for a in first.answers] == [("barn", 4)]
     assert [(a.text, a.start) for a in second.answers] == [("The barn", 31)]
-    assert (task.kind, task.metric, task.length, task.epochs) == ("qa", "f1", 512, 2)
+    assert (task.kind, task.metric, task.max_length, task.epochs) == ("qa", "f1", 512, 2)
     assert task.warnings == ()
     assert load(tmp_path, squad(qa(1, "The barn", 0))).warnings == ()  # it is where it says
 
@@ -86,8 +86,8 @@ def test_answer_not_there(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"data": [\n{"paragraphs": [}]}', "line 2 is no valid JSON"),
-        ("[" * 100_000, "line 1 is no valid JSON"),
+        ('{"data": [\n{"paragraphs": [}]}', "line 2 is not valid JSON"),
+        ("[" * 100_000, "line 1 is not valid JSON"),
         ('{"data": []}', "holds no questions"),
         ('{"data": 3}', "has no list 'data'"),
         ('{"data": [{"title": "x"}]}', "article 1 has no list 'paragraphs'"),
@@ -95,7 +95,7 @@ def test_answer_not_there(tmp_path):
         ('{"data": [{"paragraphs": [{"context": "x"}]}]}', "has no list 'qas'"),
         ('{"data": [{"paragraphs": [{"context": "x", "qas": [{}]}]}]}', "has no 'id'"),
         (squad({"id": "q7", "answers": []}), "question 'q7' has no text 'question'"),
-        (squad(qa(1, "barn", "four")), "start must be a number"),
+        (squad(qa(1, "barn", "four")), "must be a character position"),
         (squad({"id": "q7", "question": "x", "answers": [{}]}), "'q7': an answer has no text"),
         (squad({"id": "q7", "question": "x", "answers": "barn"}), "'q7' has no list 'answers'"),
         ("  \n", "is empty"),
@@ -184,14 +184,14 @@ def test_mrqa(tmp_path, ending):
     assert [(a.text, a.start) for a in question.answers] == [
         ("barn", 4),
         ("barn", 35),
-        ("The Barn", NOWHERE),
+        ("The Barn", NO_START),
     ]
     bad = text.replace("[35, 38]", "[35, 380]")
     (tmp_path / "train.jsonl").write_text(bad)
     with pytest.raises(UserError, match=r"train.jsonl' line 2 question 'm1': the span"):
         load_squad("newsqa", tmp_path / "train.jsonl")
     (tmp_path / "train.jsonl").write_text(text + "{\n")
-    with pytest.raises(UserError, match=r"train.jsonl' line 3 is no valid JSON"):
+    with pytest.raises(UserError, match=r"train.jsonl' line 3 is not valid JSON"):
         load_squad("newsqa", tmp_path / "train.jsonl")
 
 
@@ -264,8 +264,8 @@ def test_rows_without_an_id_have_their_line(tmp_path):
     [
         ({"answer": "mill"}, "the answer 'mill' is not in its context"),
         ({"answer": 3}, "must be a text or a list of texts"),
-        ({"answer": ["barn", "farmer"], "answer_start": [4]}, "with a start for each"),
-        ({"answer": "barn", "answer_start": -1}, "start must be a number"),
+        ({"answer": ["barn", "farmer"], "answer_start": [4]}, "all with a start"),
+        ({"answer": "barn", "answer_start": -1}, "must be a character position"),
     ],
 )
 def test_bad_rows(tmp_path, row, message):
@@ -283,13 +283,13 @@ def test_rows_without_question_or_context_are_skipped(tmp_path):
     assert any("2 of 4 rows" in w and "first on line 2" in w for w in task.warnings)
     (tmp_path / "new.jsonl").write_text(lines)
     with pytest.warns(UserWarning, match="first on line 2"):
-        assert len(more_questions(tmp_path / "new.jsonl")) == 2
+        assert len(read_question_examples(tmp_path / "new.jsonl")) == 2
 
 
 def test_prediction_does_not_need_the_column_of_the_answers(tmp_path):
     path = tmp_path / "new.jsonl"
     path.write_text(table({"question": "What?", "context": BARN}))
-    assert len(more_questions(path, columns=Columns(answer="antwort"))) == 1
+    assert len(read_question_examples(path, columns=Columns(answer="antwort"))) == 1
 
 
 def test_half_a_surrogate_pair(tmp_path):
@@ -300,6 +300,6 @@ def test_half_a_surrogate_pair(tmp_path):
 def test_one_more_file(tmp_path):
     path = tmp_path / "new.jsonl"
     path.write_text(table({"q": "What?", "context": BARN}))
-    (question,) = more_questions(path, columns=Columns(question="q"))
+    (question,) = read_question_examples(path, columns=Columns(question="q"))
     assert question.answers == ()
     assert not question.impossible

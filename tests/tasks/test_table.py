@@ -41,7 +41,7 @@ def test_csv_with_quotes_and_lines_inside(tmp_path):
     assert table.columns == ("text", "label")
     assert [row.values["text"] for row in table.rows] == ['two\nlines, "so"', "plain"]
     assert [row.line for row in table.rows] == [2, 5]
-    assert table.place(table.rows[1]) == f"'{path}' line 5"
+    assert table.location(table.rows[1]) == f"'{path}' line 5"
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -150,17 +150,17 @@ def test_half_a_surrogate_pair_becomes_text_that_can_be_encoded(tmp_path):
             "line 3 opens a quotation mark that is never closed",
         ),
         ("a.csv", "a,a\n1,2\n", "line 1 names the column 'a' twice"),
-        ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2 is no valid JSON"),
+        ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2 is not valid JSON"),
         ("a.jsonl", '{"a": 1}\n[1]\n', "line 2 is a JSON list, not an object"),
         ("a.json", '[{"a": 1},\n 3]', "line 2 is a JSON number"),
-        ("a.json", '[{"a": 1}\n {"a": 2}]', "line 2 is no valid JSON"),
-        ("a.json", '[{"a": 1},\n', "line 2 is no valid JSON"),
-        ("a.json", '[{"a": 1}]\n\nmore', "line 3 is no valid JSON"),
-        ("a.jsonl", "[" * 100_000, "line 1 is no valid JSON"),
+        ("a.json", '[{"a": 1}\n {"a": 2}]', "line 2 is not valid JSON"),
+        ("a.json", '[{"a": 1},\n', "line 2 is not valid JSON"),
+        ("a.json", '[{"a": 1}]\n\nmore', "line 3 is not valid JSON"),
+        ("a.jsonl", "[" * 100_000, "line 1 is not valid JSON"),
         ("a.csv", b"text,label\nabc,1\ncaf\xe9,1\n", "line 3 is not UTF-8 (byte 0xe9)"),
         ("a.csv", b"\xef\xbb\xbftext\n\xff\n", "line 2 is not UTF-8"),
         ("a.csv", "text\na\n".encode("utf-16"), "UTF-16"),
-        ("a.xlsx", "text\n", "is no table"),
+        ("a.xlsx", "text\n", "is not a table"),
     ],
 )
 def test_refusals_name_file_and_line(tmp_path, name, content, words):
@@ -185,19 +185,19 @@ def test_files_that_are_not_there(tmp_path):
 
 def test_a_missing_column_names_those_that_are_there(tmp_path):
     table = read_table(write(tmp_path, "a.csv", "text,label\na,1\n"))
-    table.need("label")
+    table.require("label")
     with pytest.raises(
         UserError, match="no column 'txt', it has: text, label; did you mean 'text'"
     ):
-        table.need("txt", "--text")
+        table.require("txt", "--text")
     with pytest.raises(UserError, match=r"it has: text, label\. Name the right one with --pair"):
-        table.need("qqqqqq", "--pair")
+        table.require("qqqqqq", "--pair")
 
 
 def test_a_file_without_header_is_told_to_have_one(tmp_path):
     table = read_table(write(tmp_path, "a.tsv", f"{'a long text ' * 9}\tx\nanother\ty\n"))
     with pytest.raises(UserError, match=r"a long text a.{,40}….*first line of the file must name"):
-        table.need("text")
+        table.require("text")
 
 
 def test_a_text_must_be_one(tmp_path):

@@ -10,9 +10,9 @@ from electra.finetune.judge import Record, answers, encode
 from electra.hub.folders import load_tokenizer_and_vocab
 from electra.hub.heads import TaskCard, load_task_model
 from electra.model_paths import resolve_model
-from electra.tasks.glue import without_stop
+from electra.tasks.glue import strip_full_stops
 from electra.tasks.predict_inputs import read_inputs
-from electra.tasks.spans import to_scheme
+from electra.tasks.tag_schemes import to_scheme
 
 CHUNK = 20_000
 """Examples that are held in memory as tokens at a time."""
@@ -34,7 +34,7 @@ def predict(
         pairs=card.pairs,
     )
     if card.without_stops:
-        examples = [without_stop(example) for example in examples]
+        examples = [strip_full_stops(example) for example in examples]
     place = choose_device(device, "device")
     network.to(place)
     for begin in range(0, len(examples), CHUNK):

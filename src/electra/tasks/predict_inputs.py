@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError
-from electra.tasks.conll import more_tagged
+from electra.tasks.conll import read_tagged_examples
+from electra.tasks.data_files import file_extension
 from electra.tasks.examples import Kind, Sentence, Tagged
-from electra.tasks.folder import ending
-from electra.tasks.glue import GLUE, read_split
-from electra.tasks.own import read_own
-from electra.tasks.squad import more_questions
+from electra.tasks.glue import GLUE, read_glue_file
+from electra.tasks.squad import read_question_examples
 from electra.tasks.squad_files import Columns
 from electra.tasks.table import JSON, check_extension, header_cells, read_text, table_format
+from electra.tasks.user_files import read_user_examples
 from electra.text.read import clean
 
 
@@ -30,12 +30,12 @@ def read_inputs(
         check_extension(source)
     content = read_text(source)  # once: it may be a pipe
     if kind == "qa":
-        return more_questions(source, columns=Columns(**columns), content=content)
+        return read_question_examples(source, columns=Columns(**columns), content=content)
     lines = has_lines(source, content, columns)
     if kind == "tag":
         if lines and not has_word_per_line(content, labels):
             return [Tagged(id=n, words=tuple(line.split())) for n, line in plain_lines(content)]
-        return more_tagged(source, columns, content)
+        return read_tagged_examples(source, columns, content)
     if lines:
         if pairs or kind == "choice" or columns.get("pair"):
             raise UserError(
@@ -43,10 +43,10 @@ def read_inputs(
                 "table (.csv, .tsv, .jsonl) with the columns of the training file."
             )
         return [Sentence(id=n, text=line) for n, line in plain_lines(content)]
-    if name in GLUE and not columns and ending(source) == ".tsv":
-        return read_split(name, source, hidden=True, content=content)[0]
+    if name in GLUE and not columns and file_extension(source) == ".tsv":
+        return read_glue_file(name, source, labels_optional=True, content=content)[0]
     columns = columns or ({"text": "text", "pair": "pair"} if pairs else {"text": "text"})
-    return read_own(source, kind, columns, content)
+    return read_user_examples(source, kind, columns, content)
 
 
 def plain_lines(content: str) -> list[tuple[str, str]]:
@@ -57,8 +57,8 @@ def plain_lines(content: str) -> list[tuple[str, str]]:
 
 def has_lines(source: Path, content: str, columns: Mapping[str, str]) -> bool:
     """Whether a file has one text per line; without a file extension, by its first line."""
-    if ending(source):
-        return ending(source) == ".txt"
+    if file_extension(source):
+        return file_extension(source) == ".txt"
     header = {cell.casefold() for cell in header_cells(content)}
     names = {"text", "words", "tokens", *(name.casefold() for name in columns.values())}
     return table_format(source, content) not in JSON and header.isdisjoint(names)

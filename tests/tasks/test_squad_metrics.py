@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from electra.errors import UserError
 from electra.tasks.examples import Answer, Question
-from electra.tasks.squad import more_questions
-from electra.tasks.squad_score import THRESHOLD, best_threshold, normal_words, score_answers
+from electra.tasks.squad import read_question_examples
+from electra.tasks.squad_metrics import THRESHOLD, best_threshold, normalize_answer, score_answers
 
 ARCHIVE = Path(__file__).parents[3] / "shared" / "data" / "tasks" / "squad.tar.xz"
 
@@ -40,7 +40,7 @@ def question(number, *texts, impossible=False):
     ],
 )
 def test_words_that_are_compared(text, words):
-    assert normal_words(text) == words
+    assert normalize_answer(text) == words
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_missing_questions_count_nothing():
     assert scores["f1"] == 0.5
     assert scores["best_f1"] == 0.5
     assert scores["no_answer_f1"] == 0
-    with pytest.raises(UserError, match="hidden"):
+    with pytest.raises(UserError, match="nothing to score"):
         score_answers([question(1)], {})
 
 
@@ -172,7 +172,7 @@ def archive(tmp_path_factory):
     ],
 )
 def test_published_predictions(archive, version, name, exact, f1):
-    examples = more_questions(archive / f"dev-{version}.rebuilt.json")
+    examples = read_question_examples(archive / f"dev-{version}.rebuilt.json")
     scores = score_answers(examples, json.loads((archive / f"{name}.json").read_text()))
     assert round(100 * scores["exact_match"], 3) == exact
     assert round(100 * scores["f1"], 3) == f1

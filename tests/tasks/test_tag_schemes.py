@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from electra.tasks.spans import (
-    breaches,
+from electra.tasks.tag_schemes import (
     find_scheme,
+    find_spans,
+    find_violations,
     score_spans,
-    spans,
     to_bioes,
     to_scheme,
 )
@@ -38,7 +38,7 @@ def test_spans_are_those_of_seqeval(rows):
     labels = pytest.importorskip("seqeval.metrics.sequence_labeling")
     for tags in rows:
         theirs = {(kind, start, end + 1) for kind, start, end in labels.get_entities(tags)}
-        assert spans(tags) == theirs
+        assert find_spans(tags) == theirs
 
 
 @settings(deadline=None)
@@ -47,7 +47,7 @@ def test_spans_without_types_too(rows):
     labels = pytest.importorskip("seqeval.metrics.sequence_labeling")
     for tags in rows:
         theirs = {(kind, start, end + 1) for kind, start, end in labels.get_entities(tags)}
-        assert spans(tags) == theirs
+        assert find_spans(tags) == theirs
 
 
 @settings(deadline=None)
@@ -67,8 +67,8 @@ def test_scores_are_those_of_seqeval(both):
 def test_every_scheme_holds_the_same_spans(scheme, rows):
     for tags in rows:
         encoded = to_scheme(tags, scheme)
-        assert spans(encoded) == spans(tags)
-        assert not list(breaches(encoded, scheme))
+        assert find_spans(encoded) == find_spans(tags)
+        assert not list(find_violations(encoded, scheme))
         assert to_scheme(to_bioes(encoded), scheme) == encoded
 
 
@@ -78,11 +78,11 @@ def test_the_scheme_found_allows_all_tags(scheme, rows):
     """Some sets of tags fit several schemes; what is found must read them without a breach."""
     encoded = [to_scheme(tags, scheme) for tags in rows]
     found = find_scheme(encoded)
-    if not any(spans(tags) for tags in encoded):
+    if not any(find_spans(tags) for tags in encoded):
         assert found is None
         return
-    assert not [breach for tags in encoded for breach in breaches(tags, found)]
-    assert [spans(to_bioes(tags)) for tags in encoded] == [spans(tags) for tags in rows]
+    assert not [breach for tags in encoded for breach in find_violations(tags, found)]
+    assert [find_spans(to_bioes(tags)) for tags in encoded] == [find_spans(tags) for tags in rows]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_schemes(rows, scheme):
     ],
 )
 def test_breaches(tags, scheme, places):
-    assert [place for place, _ in breaches(tags.split(), scheme)] == places
+    assert [place for place, _ in find_violations(tags.split(), scheme)] == places
 
 
 def test_one_mistake_does_not_change_the_scheme():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from electra.errors import UserError
-from electra.tasks.submit import write_submission
+from electra.tasks.glue_submission import write_submission
 
 
 def test_every_task_in_its_file_and_all_in_the_archive(tmp_path):
@@ -53,7 +53,7 @@ def test_the_same_predictions_give_the_same_bytes(tmp_path):
     [
         ({}, "no predictions"),
         ({"sst": [1]}, "did you mean 'sst2'"),
-        ({"stsb": [1.0, float("nan")]}, "no number"),
+        ({"stsb": [1.0, float("nan")]}, "not a number"),
     ],
 )
 def test_refusals(tmp_path, predictions, words):

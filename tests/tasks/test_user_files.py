@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from electra.errors import UserError
+from electra.tasks.dev_split import example_texts, make_dev_split
 from electra.tasks.examples import Sentence
 from electra.tasks.load import load_task
-from electra.tasks.own import load_own, read_own
-from electra.tasks.split import content, set_aside
+from electra.tasks.user_files import load_user_task, read_user_examples
 
 
 def write(path: Path, *rows: dict) -> Path:
@@ -39,7 +39,7 @@ def reviews(count: int, start: int = 0) -> list[dict]:
 
 def refusal(kind: str, path: Path, **columns: str) -> str:
     with pytest.raises(UserError) as error:
-        load_own(kind, path, **columns)
+        load_user_task(kind, path, **columns)
     return str(error.value)
 
 
@@ -49,7 +49,7 @@ def test_a_folder_with_train_dev_and_test(tmp_path, ending, dev):
     write(tmp_path / f"train.{ending}", *reviews(6))
     write(tmp_path / f"{dev}.{ending}", *reviews(3, 10))
     write(tmp_path / f"test.{ending}", {"text": "film 20"})
-    task = load_own("classify", tmp_path)
+    task = load_user_task("classify", tmp_path)
     assert (task.kind, task.labels, task.metric) == (
         "classify",
         ("bad", "fair", "good"),
@@ -65,8 +65,8 @@ def test_a_folder_with_train_dev_and_test(tmp_path, ending, dev):
 
 def test_one_file_gives_a_dev_split_by_the_texts(tmp_path):
     rows = reviews(97)
-    task = load_own("classify", write(tmp_path / "film.csv", *rows))
-    again = load_own("classify", write(tmp_path / "other.jsonl", *reversed(rows)))
+    task = load_user_task("classify", write(tmp_path / "film.csv", *rows))
+    again = load_user_task("classify", write(tmp_path / "other.jsonl", *reversed(rows)))
     dev = {e.text for e in task.splits["dev"]}
     assert len(dev) == len(task.splits["dev"]) == 10
     assert dev == {e.text for e in again.splits["dev"]}
@@ -80,21 +80,21 @@ def test_one_file_gives_a_dev_split_by_the_texts(tmp_path):
 def test_rare_labels_and_equal_texts_stay_together(tmp_path):
     rows = [{"text": f"x{i}", "label": str(i)} for i in range(20)]  # each label once
     rows += [{"text": "the same", "label": "0"}] * 10
-    task = load_own("classify", write(tmp_path / "a.csv", *rows))
+    task = load_user_task("classify", write(tmp_path / "a.csv", *rows))
     assert {e.label for e in task.splits["train"]} == set(range(20))
     assert {e.text for e in task.splits["dev"]} <= {"the same", "x0"}
     assert sum(e.text == "the same" for e in task.splits["train"]) in (0, 10)
 
 
 def test_ids_are_the_file_s_or_the_lines(tmp_path):
-    task = load_own("classify", write(tmp_path / "a.csv", *reviews(4)))
+    task = load_user_task("classify", write(tmp_path / "a.csv", *reviews(4)))
     examples = [*task.splits["train"], *task.splits["dev"]]
     assert sorted(e.id for e in examples) == ["2", "3", "4", "5"]
     rows = [{"id": f"r{i}", **row} for i, row in enumerate(reviews(4))]
-    task = load_own("classify", write(tmp_path / "b.csv", *rows))
+    task = load_user_task("classify", write(tmp_path / "b.csv", *rows))
     assert {e.id for e in task.splits["train"]} < {"r0", "r1", "r2", "r3"}
     path = write(tmp_path / "c.jsonl", {"id": 0, "text": "a"}, {"id": None, "text": "b"})
-    assert [e.id for e in read_own(path, task.kind, task.columns)] == ["0", "2"]
+    assert [e.id for e in read_user_examples(path, task.kind, task.columns)] == ["0", "2"]
 
 
 @pytest.mark.parametrize(
@@ -109,12 +109,12 @@ def test_ids_are_the_file_s_or_the_lines(tmp_path):
 )
 def test_the_order_of_labels(tmp_path, given, labels):
     rows = [{"text": f"x{i}", "label": given[i % len(given)]} for i in range(12)]
-    assert load_own("classify", write(tmp_path / "a.jsonl", *rows)).labels == labels
+    assert load_user_task("classify", write(tmp_path / "a.jsonl", *rows)).labels == labels
 
 
 def test_regress_on_pairs(tmp_path):
     rows = [{"sentence1": f"a{i}", "sentence2": f"b{i}", "label": i / 2} for i in range(20)]
-    task = load_own("regress", write(tmp_path / "a.jsonl", *rows))
+    task = load_user_task("regress", write(tmp_path / "a.jsonl", *rows))
     assert (task.kind, task.labels, task.metric) == ("regress", (), "spearman")
     assert task.columns == {"text": "sentence1", "pair": "sentence2", "label": "label"}
     labels = sorted(e.label for split in ("train", "dev") for e in task.splits[split])
@@ -151,7 +151,7 @@ def test_columns_of_a_pair(tmp_path, row, named, columns):
     rows = [{**row, columns[2]: label} for label in "xyxyxy"]
     for number, each in enumerate(rows):
         each[columns[0]] += str(number)
-    task = load_own("pair", write(tmp_path / "a.csv", *rows), **named)
+    task = load_user_task("pair", write(tmp_path / "a.csv", *rows), **named)
     assert task.kind == "classify"
     assert task.columns == dict(zip(("text", "pair", "label"), columns, strict=True))
 
@@ -159,7 +159,7 @@ def test_columns_of_a_pair(tmp_path, row, named, columns):
 @pytest.mark.parametrize(
     ("kind", "row", "words"),
     [
-        ("classify", {"a": "1", "b": "2"}, "which column is the text, it has: a, b"),
+        ("classify", {"a": "1", "b": "2"}, "which column is the text in"),
         ("classify", {"sentence": "1", "review": "2", "label": "3"}, "which column is the text"),
         ("classify", {"text": "1", "pair": "2", "label": "3"}, "which column is the text"),
         ("classify", {"text": "1", "score": "2", "class": "3"}, "which column is the label"),
@@ -177,7 +177,7 @@ def test_no_guess_where_there_is_doubt(tmp_path, kind, row, words):
 
 def test_a_text_of_the_usual_name_is_no_doubt(tmp_path):
     rows = [{"text": f"{i}", "review": "x", "label": i % 2, "score": 3} for i in range(4)]
-    task = load_own("classify", write(tmp_path / "a.csv", *rows))
+    task = load_user_task("classify", write(tmp_path / "a.csv", *rows))
     assert task.columns == {"text": "text", "label": "label"}
 
 
@@ -200,7 +200,7 @@ def train_and_dev(folder: Path, dev: list[dict], train: list[dict] | None = None
         ([{"text": "x", "label": ["good"]}], "line 1: the label is a JSON list"),
         ([{"text": "x"}], "has no column 'label', it has: text"),
         ([{"txt": "x", "label": "good"}], "has no column 'text', it has: txt, label; did you mean"),
-        ([{"text": 5, "label": "good"}], "line 1: the column 'text' is no text"),
+        ([{"text": 5, "label": "good"}], "line 1: the column 'text' holds a JSON number"),
     ],
 )
 def test_refusals_name_file_and_line(tmp_path, dev, words):
@@ -214,7 +214,7 @@ def test_a_value_must_be_a_number(tmp_path, bad):
     rows = [{"text": "a", "label": 1}, {"text": "b", "label": bad}]
     message = refusal("regress", write(tmp_path / "a.jsonl", *rows))
     assert f"'{tmp_path / 'a.jsonl'}' line 2: the label" in message
-    assert "is no number" in message
+    assert "is not a number" in message
 
 
 def test_a_misspelt_column_is_named_with_its_option(tmp_path):
@@ -223,31 +223,33 @@ def test_a_misspelt_column_is_named_with_its_option(tmp_path):
         "classify", path, text="txt"
     )
     assert "no column 'second', it has: text, label" in refusal("classify", path, pair="second")
-    assert "only a choice has several" in refusal("classify", path, pair="text,label")
+    assert "only the task choice takes more than one" in refusal(
+        "classify", path, pair="text,label"
+    )
 
 
 def test_one_label_is_nothing_to_learn(tmp_path):
     path = write(tmp_path / "a.csv", *[{"text": f"x{i}", "label": "1"} for i in range(5)])
-    assert "has the one label '1' in all its rows" in refusal("classify", path)
+    assert "has the same label '1' in all rows" in refusal("classify", path)
 
 
 def test_too_few_rows_for_a_dev_split(tmp_path):
     path = write(tmp_path / "a.csv", {"text": "x", "label": "1"}, {"text": "x", "label": "2"})
-    assert "too little to set some aside" in refusal("classify", path)
+    assert "too few different examples" in refusal("classify", path)
     path = write(tmp_path / "b.csv", {"text": "x", "label": "1"})
-    assert "too little to set some aside" in refusal("regress", path)
+    assert "too few different examples" in refusal("regress", path)
     path = write(tmp_path / "c.csv", {"text": "x", "label": "1"}, {"text": "y", "label": "2"})
-    assert len(load_own("regress", path).splits["dev"]) == 1
+    assert len(load_user_task("regress", path).splits["dev"]) == 1
 
 
 def test_warnings_of_doubles_and_of_values_taken_for_classes(tmp_path):
-    task = load_own("classify", train_and_dev(tmp_path / "a", reviews(4, 4)))
+    task = load_user_task("classify", train_and_dev(tmp_path / "a", reviews(4, 4)))
     assert len(task.warnings) == 1
     assert task.warnings[0].startswith("2 of the 4 rows")
     rows = [{"text": f"x{i}", "label": i / 10} for i in range(101)]
-    task = load_own("classify", write(tmp_path / "b.jsonl", *rows, *rows))
+    task = load_user_task("classify", write(tmp_path / "b.jsonl", *rows, *rows))
     assert any("101 different numbers" in w and "regress" in w for w in task.warnings)
-    assert len(load_own("regress", tmp_path / "b.jsonl").warnings) == 1
+    assert len(load_user_task("regress", tmp_path / "b.jsonl").warnings) == 1
 
 
 def test_files_that_are_missing_or_too_many(tmp_path):
@@ -262,7 +264,7 @@ def test_other_names_are_no_splits(tmp_path):
     write(tmp_path / "train.csv", *reviews(30))
     write(tmp_path / "devices.csv", *reviews(4))
     (tmp_path / "test.md").write_text("notes")
-    task = load_own("classify", tmp_path)
+    task = load_user_task("classify", tmp_path)
     assert set(task.splits) == {"train", "dev"}
     assert len(task.splits["dev"]) == 3
 
@@ -280,14 +282,14 @@ def riddles(count: int, options: int = 3) -> list[dict]:
 
 def test_choices_in_columns(tmp_path):
     path = write(tmp_path / "a.csv", *riddles(12, 11))
-    task = load_own("choice", path)
+    task = load_user_task("choice", path)
     assert (task.kind, task.metric, task.labels) == ("choice", "accuracy", ())
     first = task.splits["train"][0]
     number = first.text.removeprefix("which ").removesuffix("?")
     assert first.options == tuple(f"answer {number} {n}" for n in range(11))
     assert first.label == int(number) % 11
     path = write(tmp_path / "b.csv", *[{**row, "label": 1} for row in riddles(5)])
-    named = load_own("choice", path, text="question", pair="choice2, choice0")
+    named = load_user_task("choice", path, text="question", pair="choice2, choice0")
     assert named.columns["pair"] == "choice2,choice0"
     assert all(e.options[1].endswith(" 0") for e in named.splits["train"])
 
@@ -297,7 +299,7 @@ def test_choices_in_a_list_with_labels_by_number_or_text(tmp_path):
         {"question": f"q{i}", "choices": ["red", "7"], "label": given}
         for i, given in enumerate([0, "1", "red", 7, "7", 1.0])
     ]
-    task = load_own("choice", write(tmp_path / "a.jsonl", *rows))
+    task = load_user_task("choice", write(tmp_path / "a.jsonl", *rows))
     found = {e.text: e.label for split in ("train", "dev") for e in task.splits[split]}
     assert [found[f"q{i}"] for i in range(6)] == [0, 1, 0, 1, 1, 1]
 
@@ -306,11 +308,20 @@ def test_choices_in_a_list_with_labels_by_number_or_text(tmp_path):
     ("second", "words"),
     [
         ({"choices": ["a", "b", "c"], "label": 0}, "line 2 has 3 options where the first row"),
-        ({"choices": ["a", "b"], "label": 2}, "line 2: the label '2' is no option.*0 to 1"),
-        ({"choices": ["a", "a"], "label": "a"}, "line 2: the label 'a' is no option"),
-        ({"choices": ["a"], "label": 0}, "line 2: the column 'choices' is no list"),
-        ({"choices": "a,b", "label": 0}, "line 2: the column 'choices' is no list"),
-        ({"choices": ["a", ""], "label": 0}, "line 2: the column 'choices' is no list"),
+        ({"choices": ["a", "b"], "label": 2}, "line 2: the label '2' is not an option.*0 to 1"),
+        ({"choices": ["a", "a"], "label": "a"}, "line 2: the label 'a' is not an option"),
+        (
+            {"choices": ["a"], "label": 0},
+            "line 2: the column 'choices' is not a list",
+        ),
+        (
+            {"choices": "a,b", "label": 0},
+            "line 2: the column 'choices' is not a list",
+        ),
+        (
+            {"choices": ["a", ""], "label": 0},
+            "line 2: the column 'choices' is not a list",
+        ),
         ({"choices": ["a", "b"]}, "line 2 has no label"),
     ],
 )
@@ -318,36 +329,36 @@ def test_choices_that_are_refused(tmp_path, second, words):
     first = {"question": "q", "choices": ["a", "b"], "label": 0}
     path = write(tmp_path / "a.jsonl", first, {"question": "r", **second})
     with pytest.raises(UserError, match=words):
-        load_own("choice", path)
+        load_user_task("choice", path)
 
 
 def test_one_more_file_of_a_known_task(tmp_path):
-    task = load_own("classify", write(tmp_path / "a.csv", *reviews(30)))
+    task = load_user_task("classify", write(tmp_path / "a.csv", *reviews(30)))
     new = write(tmp_path / "new.jsonl", {"text": "x"}, {"text": "y", "label": "good"})
-    examples = read_own(new, task.kind, task.columns)
+    examples = read_user_examples(new, task.kind, task.columns)
     assert [(e.text, e.label) for e in examples] == [("x", None), ("y", None)]
-    riddle = load_own("choice", write(tmp_path / "b.csv", *riddles(12)))
+    riddle = load_user_task("choice", write(tmp_path / "b.csv", *riddles(12)))
     row = riddles(1)[0]
     del row["label"]
-    (example,) = read_own(write(tmp_path / "c.csv", row), riddle.kind, riddle.columns)
+    (example,) = read_user_examples(write(tmp_path / "c.csv", row), riddle.kind, riddle.columns)
     assert example.options == ("answer 0 0", "answer 0 1", "answer 0 2")
     assert example.label is None
 
 
 def test_a_task_has_the_whole_name_of_its_folder(tmp_path, monkeypatch):
     write(tmp_path / "shop.de/train.csv", *reviews(9))
-    assert load_own("classify", tmp_path / "shop.de").name == "shop.de"
+    assert load_user_task("classify", tmp_path / "shop.de").name == "shop.de"
     packed = tmp_path / "film.2.csv.gz"
     packed.write_bytes(gzip.compress(write(tmp_path / "film.csv", *reviews(20)).read_bytes()))
-    assert load_own("classify", packed).name == "film.2"
+    assert load_user_task("classify", packed).name == "film.2"
     monkeypatch.chdir(tmp_path / "shop.de")
-    assert load_own("classify", Path()).name == "shop.de"
+    assert load_user_task("classify", Path()).name == "shop.de"
 
 
 @pytest.mark.parametrize("count", [100, 101])
 def test_a_hundred_numbers_may_be_classes(tmp_path, count):
     rows = [{"text": f"x{i}", "label": i % count} for i in range(3 * count)]
-    warnings = load_own("classify", write(tmp_path / "a.jsonl", *rows)).warnings
+    warnings = load_user_task("classify", write(tmp_path / "a.jsonl", *rows)).warnings
     assert any("regress" in warning for warning in warnings) == (count > 100)
 
 
@@ -360,7 +371,7 @@ def test_neither_side_of_a_split_is_ever_empty(tmp_path):
     for number in range(20):
         texts = [f"a{number}", *["b"] * 19]
         examples = [Sentence(id=str(i), text=text, label=0.5) for i, text in enumerate(texts)]
-        train, dev, _ = set_aside(tmp_path, examples, content)
+        train, dev, _ = make_dev_split(tmp_path, examples, example_texts)
         assert len(train) + len(dev) == 20
         assert {e.text for e in train}.isdisjoint(e.text for e in dev)
 
@@ -369,7 +380,7 @@ def test_train_keeps_an_example_of_each_label_however_many_leave(tmp_path):
     for number in range(60):
         texts = [f"{number}-{i}" for i in range(16)]
         examples = [Sentence(id=t, text=t, label=i // 2) for i, t in enumerate(texts)]
-        train, dev, _ = set_aside(tmp_path, examples, content)
+        train, dev, _ = make_dev_split(tmp_path, examples, example_texts)
         assert len(dev) == 2
         assert {e.label for e in train} == set(range(8))
 
@@ -464,7 +475,7 @@ def test_prediction_skips_rows_without_text(tmp_path):
         tmp_path / "a.csv", {"text": "x", "n": 1}, {"text": "", "n": 1}, {"text": "y", "n": 2}
     )
     with pytest.warns(UserWarning, match="1 of 3 rows .* first on line 3"):
-        examples = read_own(path, "classify", {"text": "text"})
+        examples = read_user_examples(path, "classify", {"text": "text"})
     assert [(e.id, e.text) for e in examples] == [("2", "x"), ("4", "y")]
 
 

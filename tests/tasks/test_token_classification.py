@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from electra.errors import UserError
-from electra.tasks.examples import IGNORED, Tagged, Task
-from electra.tasks.words import decode_tags, encode_words, rows_of, score_tags
+from electra.tasks.examples import IGNORE_INDEX, Tagged, Task
+from electra.tasks.token_classification import decode_tags, encode_words, score_tags, split_sentence
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
 
 LABELS = ("O", "B-X", "E-X")
@@ -39,7 +39,7 @@ def made_up(count: int, longest: int, seed: int = 0) -> list[Tagged]:
 def test_a_special_token_among_the_words_is_text(kit):
     tokenizer, vocab = kit
     example = Tagged(id="0", words=("the", "[SEP]", "[MASK]"), tags=("O", "B-X", "E-X"))
-    (row,) = encode_words([example], tokenizer, vocab, 32, LABELS).ids
+    (row,) = encode_words([example], tokenizer, vocab, 32, LABELS).input_ids
     assert not {vocab.sep, vocab.mask} & set(row[1:-1].tolist())
 
 
@@ -49,32 +49,32 @@ def test_first_tokens_carry_the_tag(kit):
     features = encode_words([example], tokenizer, vocab, 64, LABELS)
     pieces = [tokenizer.encode(word, add_special_tokens=False).ids for word in example.words]
     assert len(pieces[1]) > 1
-    (row,) = features.ids
+    (row,) = features.input_ids
     assert row.tolist() == [vocab.cls, *(i for piece in pieces for i in piece), vocab.sep]
-    assert features.first.tolist() == [len(row)]
-    expected = [IGNORED]
+    assert features.segment_start.tolist() == [len(row)]
+    expected = [IGNORE_INDEX]
     for number, piece in enumerate(pieces):
-        expected += [number] + [IGNORED] * (len(piece) - 1)
-    assert features.target[0].tolist() == [*expected, IGNORED]
-    assert features.cut == 0
+        expected += [number] + [IGNORE_INDEX] * (len(piece) - 1)
+    assert features.labels[0].tolist() == [*expected, IGNORE_INDEX]
+    assert features.num_truncated == 0
 
 
 @pytest.mark.parametrize("length", [8, 12, 33, 512])
 def test_every_word_is_judged_once(kit, length):
     examples = made_up(40, 60)
     features = encode_words(examples, *kit, length, LABELS)
-    assert max(len(row) for row in features.ids) <= length
-    assert (np.diff(features.example) >= 0).all()
+    assert max(len(row) for row in features.input_ids) <= length
+    assert (np.diff(features.example_index) >= 0).all()
     judged = [[] for _ in examples]
     for owner, target, places in zip(
-        features.example, features.target, features.spans, strict=True
+        features.example_index, features.labels, features.offsets, strict=True
     ):
-        assert ((target != IGNORED) == (places[:, 0] >= 0)).all()
+        assert ((target != IGNORE_INDEX) == (places[:, 0] >= 0)).all()
         for word, label in zip(places[target >= 0, 0], target[target >= 0], strict=True):
             judged[owner].append((int(word), LABELS[label]))
     assert judged == [list(enumerate(example.tags)) for example in examples]
     # The model that always says what is right: the way back gives the tags again.
-    perfect = [np.maximum(target, 0) for target in features.target]
+    perfect = [np.maximum(target, 0) for target in features.labels]
     assert decode_tags(features, examples, perfect, LABELS) == [list(e.tags) for e in examples]
 
 
@@ -82,16 +82,16 @@ def test_rows_repeat_some_context(kit):
     """A later row starts with words of the one before, which are not judged again."""
     (example,) = [Tagged(id="a", words=("the",) * 40, tags=("O",) * 40)]
     features = encode_words([example], *kit, 18, LABELS)
-    begins = [int(np.flatnonzero(target >= 0)[0]) for target in features.target]
+    begins = [int(np.flatnonzero(target >= 0)[0]) for target in features.labels]
     assert begins == [1, 5, 5]
-    assert [int((t >= 0).sum()) for t in features.target] == [16, 12, 12]
+    assert [int((t >= 0).sum()) for t in features.labels] == [16, 12, 12]
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 9), max_size=30), st.integers(9, 20))
 def test_rows_cover_all_words_in_order(sizes, room):
     end = 0
-    for first, judged, last in rows_of(sizes, room):
+    for first, judged, last in split_sentence(sizes, room):
         assert first <= judged == end
         assert sum(sizes[first:last]) <= room
         assert last > judged or not sizes
@@ -104,25 +104,25 @@ def test_words_without_tokens_and_words_too_long(kit):
     long = "barley" + "q" * 80
     example = Tagged(id="a", words=("\u00ad", "the", "", "zq" * 40), tags=("O", "B-X", "O", "E-X"))
     features = encode_words([example, Tagged(id="b", words=(long,), tags=("O",))], *kit, 8, LABELS)
-    assert features.ids[0][1] == vocab.unk
-    assert max(len(row) for row in features.ids) <= 8
-    assert sum(int((t >= 0).sum()) for t in features.target) == 5
+    assert features.input_ids[0][1] == vocab.unk
+    assert max(len(row) for row in features.input_ids) <= 8
+    assert sum(int((t >= 0).sum()) for t in features.labels) == 5
     whole = tokenizer.encode(long, add_special_tokens=False).ids
-    assert features.ids[-1].tolist() == [vocab.cls, *whole[:6], vocab.sep]
-    assert features.cut == sum(
+    assert features.input_ids[-1].tolist() == [vocab.cls, *whole[:6], vocab.sep]
+    assert features.num_truncated == sum(
         any(len(tokenizer.encode(w, add_special_tokens=False).ids) > 6 for w in words)
         for words in (example.words, (long,))
     )
-    assert features.cut
+    assert features.num_truncated
     short = Tagged(id="c", words=("the",), tags=("O",))
     features = encode_words([short, Tagged(id="b", words=(long,), tags=("O",))], *kit, 8, LABELS)
-    assert (features.cut, features.first_cut) == (1, 1)
+    assert (features.num_truncated, features.first_truncated) == (1, 1)
 
 
 def test_unknown_tags_count_but_are_not_learnt(kit):
     example = Tagged(id="a", words=("the", "barn"), tags=("O", "S-NEW"))
     features = encode_words([example], *kit, 16, LABELS)
-    assert (features.target[0] >= 0).sum() == 1
+    assert (features.labels[0] >= 0).sum() == 1
     predicted = decode_tags(features, [example], [np.zeros(16, np.int64)], LABELS)
     assert predicted == [["O", "O"]]
     task = Task(name="t", kind="tag", splits={}, metric="f1")
@@ -137,10 +137,10 @@ def test_unknown_tags_count_but_are_not_learnt(kit):
 def test_hidden_tags_are_decoded(kit):
     example = Tagged(id="a", words=("the", "unheardof", "barn") * 9)
     features = encode_words([example], *kit, 16, LABELS)
-    assert features.target is None
-    ones = np.ones((len(features.ids), 16), np.int16)
+    assert features.labels is None
+    ones = np.ones((len(features.input_ids), 16), np.int16)
     assert decode_tags(features, [example], ones, LABELS) == [["B-X"] * 27]
-    with pytest.raises(UserError, match="hidden"):
+    with pytest.raises(UserError, match="nothing to score"):
         score_tags(Task(name="t", kind="tag", splits={}), [example], [["B-X"] * 27])
 
 
