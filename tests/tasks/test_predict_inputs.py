@@ -1,7 +1,5 @@
 """The inputs of `electra predict`: lines, tables and pipes."""
 
-import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -21,24 +19,17 @@ def texts(examples: list) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def source(tmp_path, request):
+def source(tmp_path, pipe, request):
     """Write an input as a file, or into a named pipe, which can be read only once."""
-    writers = []
 
     def make(name: str, content: str) -> Path:
+        if request.param == "pipe":
+            return pipe(name, content.encode())
         path = tmp_path / name
-        if request.param == "file":
-            path.write_text(content, encoding="utf-8")
-            return path
-        os.mkfifo(path)
-        writers.append(threading.Thread(target=path.write_text, args=(content,)))
-        writers[-1].start()
+        path.write_text(content, encoding="utf-8")
         return path
 
-    yield make
-    for writer in writers:
-        writer.join(timeout=10)
-        assert not writer.is_alive()
+    return make
 
 
 both = pytest.mark.parametrize("source", ["file", "pipe"], indirect=True)
@@ -76,7 +67,7 @@ def test_rows_without_text_are_skipped_with_a_warning(source):
 
 @both
 @pytest.mark.parametrize("name", ["new.txt", "new"])
-def test_tags_from_sentences_words_and_tables(source, name):
+def test_tags_from_a_sentence_per_line(source, name):
     (one,) = read_inputs(source(name, "the old barn burns\n"), **TAG)
     assert one.words == ("the", "old", "barn", "burns")
 
@@ -90,14 +81,14 @@ def test_tags_from_a_word_per_line(source, content):
 
 @both
 @pytest.mark.parametrize("name", ["new.jsonl", "new"])
-def test_tags_and_questions_from_json(source, name):
+def test_tags_from_json(source, name):
     (sentence,) = read_inputs(source(name, '{"words": ["a", "b"]}\n'), **TAG)
     assert sentence.words == ("a", "b")
 
 
 @both
 @pytest.mark.parametrize("name", ["new.csv", "new"])
-def test_questions(source, name):
+def test_questions_from_a_table(source, name):
     (question,) = read_inputs(source(name, "question,context\nwho,the barn\n"), **QA)
     assert (question.question, question.context) == ("who", "the barn")
 
