@@ -74,10 +74,10 @@ class Bench:
         self.sizes = EncoderConfig(layers=options.layers, hidden=options.hidden, vocab_size=30522)
         rng = np.random.default_rng(0)
         features = Features(
-            ids=list(rng.integers(5, 30522, (EXAMPLES, length), dtype=np.int32)),
-            first=np.full(EXAMPLES, length, dtype=np.int32),
-            target=rng.integers(0, 2, EXAMPLES),
-            example=np.arange(EXAMPLES),
+            input_ids=list(rng.integers(5, 30522, (EXAMPLES, length), dtype=np.int32)),
+            segment_start=np.full(EXAMPLES, length, dtype=np.int32),
+            labels=rng.integers(0, 2, EXAMPLES),
+            example_index=np.arange(EXAMPLES),
         )
         self.rows = put_rows(features, 0, length, device)
         shape = (FIRST + options.steps, options.seeds, options.batch)

@@ -13,7 +13,7 @@ from electra.finetune.settings import FinetuneConfig
 from electra.hub.folders import export
 from electra.models.electra import Discriminator
 from electra.models.encoder import Encoder, EncoderConfig
-from electra.tasks.examples import IGNORED, Features
+from electra.tasks.examples import IGNORE_INDEX, Features
 from electra.tasks.load import load_task
 from electra.text.tokenizer import load_tokenizer, save_tokenizer
 
@@ -91,7 +91,7 @@ def made_rows(kind: str, count: int, seed: int = 0) -> Features:
                 target.append((*span, int(not answer)))
             elif kind == "tag":
                 tags = (row % 3).astype(np.int64)
-                tags[row < 10] = IGNORED
+                tags[row < 10] = IGNORE_INDEX
                 target.append(tags)
             else:
                 row[place] = 5 + answer
@@ -103,11 +103,11 @@ def made_rows(kind: str, count: int, seed: int = 0) -> Features:
             target.append(answer / 2)
     dtype = np.float32 if kind == "regress" else np.int64
     return Features(
-        ids=ids,
-        first=np.array(first, np.int32),
-        target=target if kind == "tag" else np.array(target, dtype),
-        example=np.repeat(np.arange(count), each),
-        rows_each=each,
+        input_ids=ids,
+        segment_start=np.array(first, np.int32),
+        labels=target if kind == "tag" else np.array(target, dtype),
+        example_index=np.repeat(np.arange(count), each),
+        rows_per_example=each,
     )
 
 

@@ -13,7 +13,7 @@ from electra.finetune.infer import infer
 from electra.finetune.rows import RowBatch, put_rows
 from electra.models.encoder import Encoder, EncoderConfig
 from electra.models.heads import SpanHead, TaskModel, build_head
-from electra.tasks.examples import IGNORED, Features
+from electra.tasks.examples import IGNORE_INDEX, Features
 
 CPU = torch.device("cpu")
 SIZES = EncoderConfig(
@@ -35,23 +35,23 @@ def task_model(kind: str, head: str = "paper", outputs: int = 3) -> TaskModel:
 def features(target, rows_each: int = 1) -> Features:
     rng = np.random.default_rng(0)
     return Features(
-        ids=[rng.integers(5, 40, n).astype(np.int32) for n in LENGTHS],
-        first=np.array(FIRST, np.int32),
-        target=target,
-        example=np.repeat(np.arange(len(LENGTHS) // rows_each), rows_each),
-        rows_each=rows_each,
+        input_ids=[rng.integers(5, 40, n).astype(np.int32) for n in LENGTHS],
+        segment_start=np.array(FIRST, np.int32),
+        labels=target,
+        example_index=np.repeat(np.arange(len(LENGTHS) // rows_each), rows_each),
+        rows_per_example=rows_each,
     )
 
 
 def batch_of(rows: Features) -> RowBatch:
     """All rows at once, padded far beyond the longest."""
-    return put_rows(rows, 0, 16, CPU).pick(torch.arange(len(rows.ids)), 16)
+    return put_rows(rows, 0, 16, CPU).pick(torch.arange(len(rows.input_ids)), 16)
 
 
 def alone(model: TaskModel, rows: Features, row: int) -> Tensor:
     """The vectors of one row, computed on its own and without padding."""
-    ids = torch.from_numpy(rows.ids[row]).long()[None]
-    segments = (torch.arange(ids.shape[1]) >= int(rows.first[row])).long()[None]
+    ids = torch.from_numpy(rows.input_ids[row]).long()[None]
+    segments = (torch.arange(ids.shape[1]) >= int(rows.segment_start[row])).long()[None]
     return model.encoder(ids, segments)[0]
 
 
@@ -66,7 +66,7 @@ def log_softmax(scores: list[float]) -> list[float]:
 def test_classify_is_the_sum_of_cross_entropies(head):
     model, rows = task_model("classify", head), features(np.array([0, 2, 1, 1, 0, 2]))
     total = 0.0
-    for row, label in enumerate(rows.target):
+    for row, label in enumerate(rows.labels):
         hidden = alone(model, rows, row)
         scores = model.head(hidden[None], torch.ones(1, len(hidden), dtype=torch.bool))[0]
         total -= log_softmax(scores.tolist())[label]
@@ -88,7 +88,7 @@ def test_regress_is_the_sum_of_squares():
 def test_choice_is_a_softmax_over_the_options_of_an_example(head):
     model, rows = task_model("choice", head), features(np.array([2, 0]), rows_each=3)
     total = 0.0
-    for example, right in enumerate(rows.target):
+    for example, right in enumerate(rows.labels):
         scores = []
         for option in range(3):
             hidden = alone(model, rows, 3 * example + option)
@@ -104,12 +104,12 @@ def test_tag_passes_over_what_is_not_judged():
     rng = np.random.default_rng(1)
     target = [rng.integers(0, 3, n).astype(np.int64) for n in LENGTHS]
     for tags in target:
-        tags[[0, 2, -1]] = IGNORED
+        tags[[0, 2, -1]] = IGNORE_INDEX
     model, rows = task_model("tag"), features(target)
     total = 0.0
     for row, tags in enumerate(target):
         for vector, tag in zip(alone(model, rows, row), tags.tolist(), strict=True):
-            if tag != IGNORED:
+            if tag != IGNORE_INDEX:
                 total -= log_softmax(model.head.output(vector).tolist())[tag]
     assert loss(model, batch_of(rows), "tag").item() == pytest.approx(total, rel=1e-4)
 
@@ -254,10 +254,10 @@ def test_rows_are_picked_with_their_targets():
     rows = features(tags)
     batch = put_rows(rows, 9, 32, CPU).pick(torch.tensor([4, 1, 4]), 16)
     assert batch.ids.shape == batch.target.shape == (3, 16)
-    assert batch.ids[0].tolist() == [*rows.ids[4].tolist(), *[9] * 11]
-    assert batch.ids[1].tolist() == [*rows.ids[1].tolist(), *[9] * 4]
+    assert batch.ids[0].tolist() == [*rows.input_ids[4].tolist(), *[9] * 11]
+    assert batch.ids[1].tolist() == [*rows.input_ids[1].tolist(), *[9] * 4]
     assert torch.equal(batch.ids[0], batch.ids[2])
-    assert batch.target[0].tolist() == [*range(5), *[IGNORED] * 11]
+    assert batch.target[0].tolist() == [*range(5), *[IGNORE_INDEX] * 11]
     assert batch.attention_mask.sum(1).tolist() == [5, 12, 5]
     assert (batch.segments == 0).sum(1).tolist() == [2, 5, 2]
     spans = put_rows(features(SPANS), 0, 16, CPU).pick(torch.tensor([3]), 16)
@@ -273,10 +273,10 @@ def test_outputs_do_not_depend_on_the_batches(kind, head):
     rng = np.random.default_rng(2)
     sizes = [8, 31, 12, 18, 30, 9]  # all have more places than the beam takes
     rows = Features(
-        ids=[rng.integers(5, 40, n).astype(np.int32) for n in sizes],
-        first=np.array([3] * 6, np.int32),
-        target=None,
-        example=np.arange(6),
+        input_ids=[rng.integers(5, 40, n).astype(np.int32) for n in sizes],
+        segment_start=np.array([3] * 6, np.int32),
+        labels=None,
+        example_index=np.arange(6),
     )
     model = task_model(kind, "paper" if head == "paper" else "transformers")
     given = {"pad_id": 0, "device": CPU, "dtype": torch.float32, "beam": 3}

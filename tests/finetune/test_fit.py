@@ -21,7 +21,7 @@ from electra.finetune.stack import Noise, stack, unstack_
 from electra.finetune.trial import unscale_
 from electra.models.encoder import Attention, Encoder, EncoderConfig
 from electra.models.heads import TaskModel, build_head
-from electra.tasks.examples import IGNORED, Task
+from electra.tasks.examples import IGNORE_INDEX, Task
 from electra.tasks.load import load_task
 
 CPU = torch.device("cpu")
@@ -109,7 +109,7 @@ def test_a_seed_that_breaks_does_not_spoil_the_others(made):
 def test_rows_may_be_as_long_as_the_position_table(kind, made):
     """Whatever its size is: rows are not padded beyond it."""
     features = made(kind, 60)
-    longest = max(map(len, features.ids))
+    longest = max(map(len, features.input_ids))
     assert longest not in LENGTHS
     encoder = Encoder(replace(SIZES, max_positions=longest))
     model = TaskModel(encoder, build_head(kind, encoder, 3))
@@ -192,7 +192,9 @@ def test_the_settings_of_the_optimizer_are_used(decay, clip, correction, made):
             module.dropout = 0.0
     features = made("classify", 8)
     after = train([before], features, "classify", [0], settings).state_dict()
-    for ids, first, label in zip(features.ids, features.first, features.target, strict=True):
+    for ids, first, label in zip(
+        features.input_ids, features.segment_start, features.labels, strict=True
+    ):
         row = torch.from_numpy(ids).long()[None]
         segments = (torch.arange(len(ids)) >= first).long()[None]
         logits = before.head(before.encoder(row, segments), torch.ones_like(row).bool())
@@ -246,10 +248,10 @@ def test_it_learns(kind, made):
     dev = made(kind, 40, seed=1)
     (found,) = asked(model, dev, kind)
     if kind == "choice":
-        right = found["scores"].reshape(-1, 3).argmax(1) == dev.target
+        right = found["scores"].reshape(-1, 3).argmax(1) == dev.labels
     else:
-        pairs = zip(found["tags"], dev.target, strict=True)
-        right = np.concatenate([(t[: len(g)] == g)[g != IGNORED] for t, g in pairs])
+        pairs = zip(found["tags"], dev.labels, strict=True)
+        right = np.concatenate([(t[: len(g)] == g)[g != IGNORE_INDEX] for t, g in pairs])
     assert right.mean() > 0.95
 
 
@@ -269,7 +271,7 @@ def test_the_options_of_a_choice_stay_together(made):
         patch.setattr(room, "loss", watched)
         settings = config(batch=3, epochs=1)
         train([network(s, "choice") for s in (0, 1)], features, "choice", [0, 1], settings)
-    rows = {tuple(row.tolist()): number for number, row in enumerate(features.ids)}
+    rows = {tuple(row.tolist()): number for number, row in enumerate(features.input_ids)}
     for batch, options in picked:
         assert options == 3
         length = batch.attention_mask.sum(1).tolist()
@@ -277,7 +279,7 @@ def test_the_options_of_a_choice_stay_together(made):
         assert len(number) == 2 * 3 * 3  # seeds, examples, options
         assert number[0::3] == [n - 1 for n in number[1::3]] == [n - 2 for n in number[2::3]]
         assert all(n % 3 == 0 for n in number[0::3])
-        assert batch.target.tolist() == [features.target[n // 3] for n in number]
+        assert batch.target.tolist() == [features.labels[n // 3] for n in number]
 
 
 @pytest.mark.parametrize("head", ["paper", "transformers"])

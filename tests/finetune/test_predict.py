@@ -244,7 +244,7 @@ def test_files_of_glue(model_folder, quick, console, tmp_path):
     for one, two in zip(wanted, said(str(tmp_path / "out"), data / "test.tsv"), strict=True):
         nearly(one, two)
     (tmp_path / "lines.txt").write_text("\n".join(TEXTS))
-    with pytest.raises(UserError, match="wants two texts"):
+    with pytest.raises(UserError, match="needs two texts"):
         said(str(tmp_path / "out"), tmp_path / "lines.txt")
 
 
@@ -339,10 +339,10 @@ def test_answers_that_nobody_reads_are_not_looked_for(unread, tuned, tmp_path):
     ("name", "content", "message"),
     [
         ("x.csv", "review\nthe old bread\n", "no column 'text', it has: review"),
-        ("x.csv", "text,label\nthe old bread,\n ,x\n", "line 3 has no text in the column 'text'"),
+        ("x.csv", "text,label\n ,y\n ,x\n", "no row with a text in the column 'text'"),
         ("x.txt", "\n\n", "is empty"),
-        ("x.pdf", "%PDF", "no table that can be read"),
-        ("x.jsonl", "{", "line 1 is no valid JSON"),
+        ("x.pdf", "%PDF", "not a table that can be read"),
+        ("x.jsonl", "{", "line 1 is not valid JSON"),
     ],
 )
 def test_bad_input_writes_nothing(name, content, message, refused, tuned, tmp_path):
@@ -385,7 +385,7 @@ def test_the_input_is_not_replaced_by_the_answers(refused, tuned, tmp_path):
 def test_a_pair_is_not_found_in_lines(refused, model, tmp_path):
     (tmp_path / "x.txt").write_text("the old bread\n")
     for kind in ("pair", "choice"):
-        assert "wants two texts" in refused("predict", model(kind), tmp_path / "x.txt")
+        assert "needs two texts" in refused("predict", model(kind), tmp_path / "x.txt")
 
 
 def test_the_card_of_these_tests_is_one_that_finetune_writes(tuned):

@@ -25,7 +25,7 @@ from electra.hub.heads import TaskCard, load_task_model
 from electra.models.encoder import Encoder, EncoderConfig
 from electra.tasks.examples import Answer, Choice, Question, Sentence, Tagged, Task
 from electra.tasks.load import load_task
-from electra.tasks.windows import cut_windows
+from electra.tasks.question_answering import sliding_windows
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
 
 # One step: the results differ from seed to seed, and nobody waits for them.
@@ -434,7 +434,7 @@ def test_pairs_are_swapped_in_training_alone(tokenizer_folder):
     )
     config = FinetuneConfig(length=16, epochs=1)
     trial = room.Trial.begin(start, task, config, torch.device("cpu"), {})
-    found = {split: len(rows.ids) for split, rows in trial.features.items()}
+    found = {split: len(rows.input_ids) for split, rows in trial.features.items()}
     assert found == {"train": 8, "dev": 4, "test": 4}
 
 
@@ -444,9 +444,9 @@ def test_the_card_says_how_long_questions_and_answers_are(tokenizer_folder):
     sizes = {"length": 16, "longest_question": 2, "longest_answer": 3, "stride": 2}
     card = TaskCard(name="qa", kind="qa", **sizes)
     features = encode(card, [question], *kit)
-    assert set(features.first) == {4}  # [CLS] old old [SEP]
-    assert len(features.ids) == len(list(cut_windows(20, 16 - 4 - 1, 2)))
-    rows = len(features.ids)
+    assert set(features.segment_start) == {4}  # [CLS] old old [SEP]
+    assert len(features.input_ids) == len(list(sliding_windows(20, 16 - 4 - 1, 2)))
+    rows = len(features.input_ids)
     for extra, text in ((2, "the the the"), (3, "")):
         found = {"starts": np.full((rows, 1), 4), "ends": np.full((rows, 1, 1), 4 + extra)}
         found |= {"start_scores": np.zeros((rows, 1)), "end_scores": np.zeros((rows, 1, 1))}

@@ -1,4 +1,4 @@
-"""Reading BLiMP's folder."""
+"""Loading BLiMP."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_pairs(tmp_path, inner):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "line 1 is no valid JSON"),
+        ("{", "line 1 is not valid JSON"),
         ("", "is empty"),
         (
             json.dumps(RECORD) + '\n{"UID": "x"}',
@@ -41,14 +41,14 @@ def test_pairs(tmp_path, inner):
         ),
     ],
 )
-def test_bad_files(tmp_path, text, message):
+def test_invalid_files_are_refused(tmp_path, text, message):
     (tmp_path / "bad.jsonl").write_text(text)
     with pytest.raises(UserError, match=message) as error:
         load_blimp(tmp_path)
     assert "bad.jsonl" in str(error.value)
 
 
-def test_no_files(tmp_path):
+def test_missing_files_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"holds no \.jsonl files"):
         load_blimp(tmp_path)
     with pytest.raises(UserError, match="There is no folder"):

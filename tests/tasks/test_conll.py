@@ -1,11 +1,11 @@
-"""Files with a tag per word: CoNLL in its variants, tables, and what is refused."""
+"""Loading tagging tasks from CoNLL files, CoNLL-U files and tables."""
 
 import json
 
 import pytest
 
 from electra.errors import UserError
-from electra.tasks.conll import load_tags, more_tagged, read_conll
+from electra.tasks.conll import load_tags, read_conll, read_tagged_examples
 
 CHUNKS = """The DT B-NP
 barn NN I-NP
@@ -23,7 +23,7 @@ def write(folder, **files):
     return folder
 
 
-def test_columns_and_sentences(tmp_path):
+def test_reads_words_tags_and_sentences(tmp_path):
     write(tmp_path, train=CHUNKS, valid=CHUNKS, test=CHUNKS)
     task = load_tags("mine", tmp_path)
     assert {name: len(split) for name, split in task.splits.items()} == dict.fromkeys(
@@ -32,14 +32,14 @@ def test_columns_and_sentences(tmp_path):
     first, second = task.splits["train"]
     assert first.words == ("The", "barn", "burns")
     assert first.tags == ("B-NP", "E-NP", "S-VP")  # BIOES
-    assert second.words == ("#", "five", ".")  # no comment
+    assert second.words == ("#", "five", ".")  # not a comment
     assert task.labels == ("O", "B-NP", "E-NP", "S-VP")
-    assert (task.kind, task.metric, task.length, task.epochs) == ("tag", "f1", 256, 3)
+    assert (task.kind, task.metric, task.max_length, task.epochs) == ("tag", "f1", 256, 3)
     assert task.columns["scheme"] == "IOB2"
     assert task.warnings == ()
 
 
-def test_another_column_and_plain_tags(tmp_path):
+def test_label_selects_the_tag_column(tmp_path):
     write(tmp_path, train=CHUNKS, dev=CHUNKS)
     task = load_tags("mine", tmp_path, label="2")
     assert task.splits["dev"][0].tags == ("DT", "NN", "VBZ")
@@ -51,7 +51,7 @@ def test_another_column_and_plain_tags(tmp_path):
             load_tags("mine", tmp_path, label=str(column))
 
 
-def test_documents_line_ends_and_blanks(tmp_path):
+def test_document_marks_line_ends_and_blanks(tmp_path):
     text = (
         "\ufeff-DOCSTART- -X- O\r\n\r\nA\u00a0B\tx\tB-X\r\n \r\n\r\n-DOCSTART- -X- O\r\nc\ty\tO\r\n"
     )
@@ -81,7 +81,7 @@ def test_conllu(tmp_path):
     assert two.words == ("in",)
 
 
-def test_comments_with_as_many_columns_as_words(tmp_path):
+def test_comments_with_as_many_columns_as_words_are_skipped(tmp_path):
     (tmp_path / "a").write_text("# id 17 domain=en\nx _ _ O\n\n# id 18 domain=en\ny _ _ B-X\n")
     assert [s.words for s in read_conll(tmp_path / "a")] == [("x",), ("y",)]
 
@@ -96,7 +96,7 @@ def test_comments_with_as_many_columns_as_words(tmp_path):
         ("train.txt.gz", "validation.txt.gz"),
     ],
 )
-def test_names_of_files(tmp_path, train, dev):
+def test_split_files_are_found_by_name(tmp_path, train, dev):
     import gzip
 
     for name, word in ((train, "a"), (dev, "b"), ("other-dev.md", "c")):
@@ -109,14 +109,14 @@ def test_names_of_files(tmp_path, train, dev):
     assert splits["dev"][0].words == ("b",)
 
 
-def test_two_files_for_one_split(tmp_path):
+def test_two_files_for_one_split_are_refused(tmp_path):
     for name in ("train.txt", "dev-a.txt", "dev-b.txt"):
         (tmp_path / name).write_text("a O\n")
     with pytest.raises(UserError, match=r"several files for dev .*dev-a.txt.*dev-b.txt"):
         load_tags("mine", tmp_path)
 
 
-def test_folder_above(tmp_path):
+def test_parent_folder(tmp_path):
     for folder in (tmp_path / "conll2003", tmp_path / "tagging" / "conll2000"):
         folder.mkdir(parents=True)
         write(folder, train=CHUNKS, dev=CHUNKS)
@@ -132,7 +132,7 @@ def many(count: int) -> str:
     return "\n".join(f"word{i} B-X\n" for i in range(count))
 
 
-def test_dev_set_aside(tmp_path):
+def test_dev_split_is_made_from_train(tmp_path):
     path = tmp_path / "all.conll"
     path.write_text(many(400) + "\n" + many(400), encoding="utf-8")
     task = load_tags("mine", path)
@@ -141,7 +141,7 @@ def test_dev_set_aside(tmp_path):
     assert 40 <= len(dev) <= 120
     assert not {e.words for e in train} & {e.words for e in dev}  # equal sentences stay together
     assert "no dev file" in task.warnings[0]
-    # More sentences move few of those that were there.
+    # adding sentences moves few of the others
     path.write_text(many(500), encoding="utf-8")
     grown = {e.words for e in load_tags("mine", path).splits["dev"]}
     before = {e.words for e in dev}
@@ -149,18 +149,18 @@ def test_dev_set_aside(tmp_path):
     path.write_text(many(2), encoding="utf-8")
     assert [len(s) for s in load_tags("mine", path).splits.values()] == [1, 1]
     path.write_text(many(1), encoding="utf-8")
-    with pytest.raises(UserError, match="too little"):
+    with pytest.raises(UserError, match="too few different"):
         load_tags("mine", path)
 
 
-def test_iob1_is_read(tmp_path):
+def test_iob1_is_converted(tmp_path):
     write(tmp_path, train="a I-X\nb B-X\nc I-X\nd O\n", dev="a I-X\n")
     task = load_tags("mine", tmp_path)
     assert task.columns["scheme"] == "IOB1"
     assert task.splits["train"][0].tags == ("S-X", "B-X", "E-X", "O")
 
 
-def test_breach_of_the_scheme(tmp_path):
+def test_scheme_violations(tmp_path):
     good = "a B-X\nb I-X\nc O\n\n" * 5
     write(tmp_path, train=good + "a B-X\nb I-Y\n", dev=good)
     with pytest.raises(UserError, match=r"train.txt' line 22: .* IOB2, but 'I-Y' continues"):
@@ -168,17 +168,17 @@ def test_breach_of_the_scheme(tmp_path):
     write(tmp_path, train=good, dev=good + "a O\nb I-X\n\nc I-X\n")
     task = load_tags("mine", tmp_path)
     assert task.splits["dev"][5].tags == ("O", "S-X")
-    assert "dev.txt' line 22 and 1 more breaks the scheme" in task.warnings[0]
+    assert "dev.txt' line 22 and 1 more violates the scheme" in task.warnings[0]
 
 
-def test_tags_that_train_lacks(tmp_path):
+def test_tags_missing_from_train_are_reported(tmp_path):
     write(tmp_path, train="a B-X\n\nb O\n", dev="a B-X\nb I-X\n\nc B-Y\n")
     task = load_tags("mine", tmp_path)
     assert task.labels == ("O", "S-X")
     assert any("B-X, E-X, S-Y" in warning for warning in task.warnings)
 
 
-def test_hidden_tags(tmp_path):
+def test_files_without_tags(tmp_path):
     write(tmp_path, train=CHUNKS, dev=CHUNKS, test="The\nbarn\n\nburns\n")
     test = load_tags("mine", tmp_path).splits["test"]
     assert [e.words for e in test] == [("The", "barn"), ("burns",)]
@@ -199,14 +199,14 @@ def test_hidden_tags(tmp_path):
         ("a O\n\0\n", "NUL byte"),
     ],
 )
-def test_bad_files(tmp_path, text, message):
+def test_invalid_files_are_refused(tmp_path, text, message):
     (tmp_path / "bad.txt").write_text(text)
     with pytest.raises(UserError, match=message) as error:
         load_tags("mine", tmp_path / "bad.txt")
     assert "bad.txt" in str(error.value)
 
 
-def test_bad_utf8(tmp_path):
+def test_invalid_utf8_is_refused(tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"a O\n\xe4 O\n")
     with pytest.raises(UserError, match="line 2"):
         load_tags("mine", tmp_path / "bad.txt")
@@ -256,49 +256,68 @@ def test_tsv_without_header_is_conll(tmp_path):
     ("record", "message"),
     [
         ({"words": ["a", "b"], "tags": ["O"]}, "2 words and 1 tags"),
-        ({"words": ["a"], "tags": [3]}, "by their names"),
-        ({"words": [], "tags": []}, "at least one"),
-        ({"tags": ["O"]}, "no text in the column 'words'"),
+        ({"words": ["a"], "tags": [3]}, "by name"),
+        ({"words": [], "tags": []}, "one or more strings"),
         ({"words": 7, "tags": ["O"]}, "number"),
     ],
 )
-def test_bad_records(tmp_path, record, message):
+def test_invalid_records_are_refused(tmp_path, record, message):
     (tmp_path / "train.jsonl").write_text(lines({"words": ["a"], "tags": ["O"]}, record))
     with pytest.raises(UserError, match=message) as error:
         load_tags("tag", tmp_path / "train.jsonl")
     assert "train.jsonl' line 2" in str(error.value)
 
 
-def test_one_more_file(tmp_path):
+def test_rows_without_words_are_skipped(tmp_path):
+    records = [{"words": [f"w{i}"], "tags": ["O"]} for i in range(20)]
+    del records[4]["words"]
+    path = tmp_path / "train.jsonl"
+    path.write_text(lines(*records))
+    task = load_tags("tag", path)
+    assert "1 of 20 rows" in task.warnings[0]
+    assert "first on line 5" in task.warnings[0]
+    assert sum(len(split) for split in task.splits.values()) == 19
+    with pytest.warns(UserWarning, match="first on line 5"):
+        assert len(read_tagged_examples(path, task.columns)) == 19
+
+
+def test_prediction_does_not_need_the_column_of_the_tags(tmp_path):
+    path = tmp_path / "new.jsonl"
+    path.write_text(lines({"words": ["a", "b"]}))
+    (sentence,) = read_tagged_examples(path, {"label": "ner"})
+    assert (sentence.words, sentence.tags) == (("a", "b"), None)
+
+
+def test_read_tagged_examples(tmp_path):
     write(tmp_path, train=CHUNKS, dev=CHUNKS)
     task = load_tags("tag", tmp_path, label="3")
-    assert more_tagged(tmp_path / "dev.txt", task.columns) == task.splits["dev"]
+    assert read_tagged_examples(tmp_path / "dev.txt", task.columns) == task.splits["dev"]
     plain = load_tags("tag", tmp_path, label="2")
-    assert more_tagged(tmp_path / "dev.txt", plain.columns) == plain.splits["dev"]
+    assert read_tagged_examples(tmp_path / "dev.txt", plain.columns) == plain.splits["dev"]
     (tmp_path / "new.jsonl").write_text(lines({"words": ["The", "barn"]}))
-    (example,) = more_tagged(tmp_path / "new.jsonl", {"scheme": "IOB2"})
+    (example,) = read_tagged_examples(tmp_path / "new.jsonl", {"scheme": "IOB2"})
     assert example.words == ("The", "barn")
     assert example.tags is None
 
 
-def test_a_word_may_hold_a_no_break_space_and_a_document_s_line_is_no_word(tmp_path):
+def test_no_break_space_in_a_word_and_document_marks(tmp_path):
     (tmp_path / "a").write_text("-DOCSTART-\n\nA\u00a0B  x B-X \n", encoding="utf-8")
     (found,) = read_conll(tmp_path / "a")
     assert (found.words, found.tags) == (("A\u00a0B",), ("B-X",))
 
 
 @pytest.mark.parametrize("label", ["-1", "2", "3"])
-def test_a_file_with_nothing_but_words_has_hidden_tags_whatever_the_column(tmp_path, label):
+def test_a_file_of_words_only_has_no_tags(tmp_path, label):
     write(tmp_path, train=CHUNKS, dev=CHUNKS, test="The\nbarn\n\nburns\n")
     task = load_tags("mine", tmp_path, label=label)
     assert [e.tags for e in task.splits["test"]] == [None, None]
-    assert more_tagged(tmp_path / "test.txt", task.columns) == task.splits["test"]
+    assert read_tagged_examples(tmp_path / "test.txt", task.columns) == task.splits["test"]
     write(tmp_path, train="The\nbarn\n")
     with pytest.raises(UserError, match=r"train.txt' line 1 has no tags"):
         load_tags("mine", tmp_path, label=label)
 
 
-def test_a_file_named_as_train_is_preferred_to_a_plain_name(tmp_path):
+def test_dev_file_named_like_train_is_preferred(tmp_path):
     for name, word in (("train-vi", "a"), ("dev-vi", "b"), ("dev", "c"), (".train", "d")):
         (tmp_path / f"{name}.tsv").write_text(f"{word}\tB-X\n")
     splits = load_tags("mine", tmp_path).splits

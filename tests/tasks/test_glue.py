@@ -1,11 +1,11 @@
-"""GLUE's tasks from made-up files, in the official layout and in others."""
+"""Loading GLUE tasks from generated files, in the official and other layouts."""
 
 from pathlib import Path
 
 import pytest
 
 from electra.errors import UserError
-from electra.tasks.glue import GLUE, SPECS, load_glue, present
+from electra.tasks.glue import GLUE, SPECS, available_tasks, load_glue
 
 
 def write(path: Path, *rows: tuple[str, ...], mark: str = "", end: str = "\n") -> None:
@@ -99,7 +99,7 @@ def test_official_files(root, name):
     assert load_glue(name, folder).splits == task.splits
 
 
-def test_the_tasks_are_judged_as_the_paper_does(root):
+def test_metrics_and_epochs_are_those_of_the_paper(root):
     tasks = {name: load_glue(name, root) for name in GLUE}
     metrics = {name: task.metric for name, task in tasks.items()}
     assert metrics.pop("cola") == "matthews"
@@ -111,7 +111,7 @@ def test_the_tasks_are_judged_as_the_paper_does(root):
     assert tasks["mnli"].labels == ("contradiction", "entailment", "neutral")
     assert tasks["qnli"].labels == tasks["rte"].labels == ("entailment", "not_entailment")
     assert tasks["cola"].labels == ("0", "1")
-    assert {t.length for t in tasks.values()} == {128}
+    assert {t.max_length for t in tasks.values()} == {128}
 
 
 def test_splits_of_mnli(root):
@@ -125,37 +125,37 @@ def test_splits_of_mnli(root):
     assert splits["ax"][0].pair == "B."
 
 
-def test_what_is_left_out_is_said(root):
+def test_dropped_rows_are_reported(root):
     assert load_glue("cola", root).warnings == ()
     (warning,) = load_glue("qqp", root).warnings
-    assert "1 rows of 'train.tsv' are left out" in warning
+    assert "1 rows of 'train.tsv' are dropped" in warning
     (warning,) = load_glue("mnli", root).warnings
-    assert "1 rows of 'train.tsv' are left out" in warning
+    assert "1 rows of 'train.tsv' are dropped" in warning
 
 
 @pytest.mark.parametrize("folder", ["sts-b", "stsb", "STSB", "STS"])
-def test_folders_by_other_names(tmp_path, folder):
+def test_alternative_folder_names(tmp_path, folder):
     row = ("A cat.", "A dog.", "1")
     write(tmp_path / folder / "train.tsv", ("sentence1", "sentence2", "score"), row, row)
     write(tmp_path / folder / "dev.tsv", ("sentence1", "sentence2", "score"), row)
     assert load_glue("STS-B", tmp_path).splits["dev"][0].label == 1.0
-    assert present(tmp_path) == ["stsb"]
+    assert available_tasks(tmp_path) == ["stsb"]
 
 
-def test_a_task_s_own_folder_may_have_any_name(tmp_path):
+def test_task_folder_with_any_name(tmp_path):
     rows = [("sentence", "label"), ("good", "1"), ("bad", "0")]
     write(tmp_path / "mine/train.tsv", *rows)
     write(tmp_path / "mine/dev.tsv", *rows)
     assert len(load_glue("sst2", tmp_path / "mine").splits["dev"]) == 2
 
 
-def test_present(root, tmp_path):
-    assert present(root) == list(GLUE)
-    assert present(root / "RTE") == ["rte"]
-    assert present(tmp_path) == []
+def test_available_tasks(root, tmp_path):
+    assert available_tasks(root) == list(GLUE)
+    assert available_tasks(root / "RTE") == ["rte"]
+    assert available_tasks(tmp_path) == []
 
 
-def test_mrpc_as_microsoft_gives_it(tmp_path):
+def test_mrpc_in_the_original_format(tmp_path):
     head = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
     rows = [(str(i % 2), "1", "2", f"text {i}", f"pair {i}") for i in range(40)]
     write(tmp_path / "mrpc/msr_paraphrase_train.txt", head, *rows, mark="\ufeff")
@@ -170,7 +170,7 @@ def qqp_rows(count: int) -> list[tuple[str, ...]]:
     return [(str(i), "1", "2", f"Why {i}?", f"How {i}?", str(i % 2)) for i in range(count)]
 
 
-def test_a_dev_split_is_made_and_stays_the_same(tmp_path):
+def test_dev_split_is_deterministic(tmp_path):
     head = ("id", "qid1", "qid2", "question1", "question2", "is_duplicate")
     write(tmp_path / "a/QQP/train_partial.tsv", head, *qqp_rows(200))
     write(tmp_path / "b/QQP/train_partial.tsv", head, *reversed(qqp_rows(200)))
@@ -178,12 +178,12 @@ def test_a_dev_split_is_made_and_stays_the_same(tmp_path):
     assert len(task.splits["dev"]) == 20
     assert len(task.splits["train"]) == 180
     assert any("'train_partial.tsv' is used" in warning for warning in task.warnings)
-    assert any("no dev file" in w and "no published ones" in w for w in task.warnings)
+    assert any("no dev file" in w and "not comparable" in w for w in task.warnings)
     other = load_glue("qqp", tmp_path / "b").splits["dev"]
     assert {e.id for e in other} == {e.id for e in task.splits["dev"]}
 
 
-def test_mnli_without_full_stops_is_made_the_same_everywhere(tmp_path):
+def test_full_stops_are_removed_if_mnli_train_has_none(tmp_path):
     head = ("premise", "hypothesis", "label")
     write(tmp_path / "MNLI/train_partial.tsv", head, ("It rains", "Is it wet?", "entailment"))
     row = ("It rains . . .", "It is wet.", "neutral")
@@ -222,13 +222,13 @@ def test_official_mnli_keeps_its_full_stops(root):
         ("sst2", [("sentence", "label")], "has no rows"),
     ],
 )
-def test_broken_files_are_refused(tmp_path, name, rows, words):
+def test_invalid_files_are_refused(tmp_path, name, rows, words):
     write(tmp_path / name / "train.tsv", *rows)
     with pytest.raises(UserError, match=words):
         load_glue(name, tmp_path)
 
 
-def test_what_is_not_there_is_said(tmp_path):
+def test_missing_files_are_refused(tmp_path):
     with pytest.raises(UserError, match="did you mean 'mnli'"):
         load_glue("mnl", tmp_path)
     with pytest.raises(UserError, match="no train file of rte"):
@@ -241,13 +241,13 @@ def test_what_is_not_there_is_said(tmp_path):
         load_glue("rte", tmp_path)
 
 
-def test_every_folder_belongs_to_one_task():
+def test_folder_names_are_unique():
     names = [name for spec in SPECS.values() for name in spec.folders]
     assert len(names) == len(set(names))
 
 
-def test_a_test_file_loses_no_row(tmp_path):
-    """GLUE's server counts them; only the train file of QQP is known to be broken."""
+def test_test_files_keep_all_rows(tmp_path):
+    """The GLUE server expects every row; only the train file of QQP has malformed ones."""
     head, row = ("id", "question1", "question2"), ("0", "Who?", "What?")
     write(tmp_path / "QQP/train.tsv", (*head, "is_duplicate"), *((*row, i) for i in "01"))
     write(tmp_path / "QQP/dev.tsv", (*head, "is_duplicate"), (*row, "1"))
@@ -256,21 +256,21 @@ def test_a_test_file_loses_no_row(tmp_path):
         load_glue("qqp", tmp_path)
 
 
-def test_a_similarity_is_a_finite_number(tmp_path):
+def test_similarity_must_be_finite(tmp_path):
     head = ("sentence1", "sentence2", "score")
     write(tmp_path / "STS-B/train.tsv", head, ("a", "b", "1.5"), ("c", "d", "inf"))
     with pytest.raises(UserError, match="line 3: the label is 'inf' instead of a number"):
         load_glue("stsb", tmp_path)
 
 
-def test_a_folder_above_may_have_the_task_s_name_too(tmp_path):
+def test_parent_folder_with_the_name_of_the_task(tmp_path):
     rows = [("sentence1", "sentence2", "label"), ("a", "b", "0"), ("c", "d", "1")]
     for split in ("train", "dev"):
         write(tmp_path / f"wnli/WNLI/{split}.tsv", *rows)
     assert load_glue("wnli", tmp_path / "wnli").splits["dev"]
 
 
-def test_the_diagnostic_file_in_mnli_s_own_folder_comes_first(tmp_path):
+def test_diagnostic_file_in_the_mnli_folder_is_preferred(tmp_path):
     root = official(tmp_path)
     write(root / "MNLI/AX.tsv", ("index", "sentence1", "sentence2"), ("0", "C.", "D."))
     assert [e.text for e in load_glue("mnli", root).splits["ax"]] == ["C."]

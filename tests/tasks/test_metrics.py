@@ -1,4 +1,4 @@
-"""Our scores are those of scikit-learn and SciPy, and finite where those are not."""
+"""Metrics match scikit-learn and SciPy, and are finite where those are not."""
 
 import math
 import warnings
@@ -15,11 +15,11 @@ from electra.tasks.metrics import (
     accuracy,
     f1,
     f1_macro,
+    is_constant,
     matthews,
     pearson,
     score_sentences,
     spearman,
-    stuck,
 )
 
 
@@ -40,54 +40,58 @@ def quietly(function, *arguments):
         return function(*arguments)
 
 
-@given(sides=paired(st.integers(0, 5)))
-def test_classes_as_scikit_learn(sides):
-    gold, guess = sides
-    assert accuracy(gold, guess) == pytest.approx(sk.accuracy_score(gold, guess))
-    macro = quietly(lambda: sk.f1_score(gold, guess, average="macro", zero_division=0))
-    assert f1_macro(gold, guess) == pytest.approx(macro)
-    assert matthews(gold, guess) == pytest.approx(quietly(sk.matthews_corrcoef, gold, guess))
-
-
-@given(sides=paired(st.integers(0, 1)))
-def test_two_classes_as_scikit_learn(sides):
-    gold, guess = sides
-    assert f1(gold, guess) == pytest.approx(
-        quietly(lambda: sk.f1_score(gold, guess, zero_division=0))
+@given(gold_and_predicted=paired(st.integers(0, 5)))
+def test_classification_metrics_match_scikit_learn(gold_and_predicted):
+    gold, predicted = gold_and_predicted
+    assert accuracy(gold, predicted) == pytest.approx(sk.accuracy_score(gold, predicted))
+    macro = quietly(lambda: sk.f1_score(gold, predicted, average="macro", zero_division=0))
+    assert f1_macro(gold, predicted) == pytest.approx(macro)
+    assert matthews(gold, predicted) == pytest.approx(
+        quietly(sk.matthews_corrcoef, gold, predicted)
     )
-    assert matthews(gold, guess) == pytest.approx(quietly(sk.matthews_corrcoef, gold, guess))
 
 
-@given(sides=paired(FEW, 2) | paired(REAL, 2))
-def test_values_as_scipy(sides):
-    gold, guess = sides
+@given(gold_and_predicted=paired(st.integers(0, 1)))
+def test_binary_f1_matches_scikit_learn(gold_and_predicted):
+    gold, predicted = gold_and_predicted
+    assert f1(gold, predicted) == pytest.approx(
+        quietly(lambda: sk.f1_score(gold, predicted, zero_division=0))
+    )
+    assert matthews(gold, predicted) == pytest.approx(
+        quietly(sk.matthews_corrcoef, gold, predicted)
+    )
+
+
+@given(gold_and_predicted=paired(FEW, 2) | paired(REAL, 2))
+def test_correlations_match_scipy(gold_and_predicted):
+    gold, predicted = gold_and_predicted
     for ours, theirs in ((pearson, stats.pearsonr), (spearman, stats.spearmanr)):
-        expected = float(quietly(theirs, gold, guess).statistic)
-        assert ours(gold, guess) == pytest.approx(
+        expected = float(quietly(theirs, gold, predicted).statistic)
+        assert ours(gold, predicted) == pytest.approx(
             0.0 if math.isnan(expected) else expected, abs=1e-6
         )
 
 
-def test_ties_share_their_rank():
+def test_ties_share_their_mean_rank():
     assert spearman([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(0.9486832980505138)
 
 
-@pytest.mark.parametrize("guess", [[3.0] * 4, [math.nan, 1, 2, 3], [math.inf, 1, 2, 3]])
-def test_constants_and_no_numbers_correlate_with_nothing(guess):
-    assert pearson([1, 2, 3, 4], guess) == 0.0
-    assert spearman([1, 2, 3, 4], guess) == 0.0
+@pytest.mark.parametrize("predicted", [[3.0] * 4, [math.nan, 1, 2, 3], [math.inf, 1, 2, 3]])
+def test_constant_or_infinite_predictions_have_correlation_0(predicted):
+    assert pearson([1, 2, 3, 4], predicted) == 0.0
+    assert spearman([1, 2, 3, 4], predicted) == 0.0
     assert spearman([2, 2, 2, 2], [1, 2, 3, 4]) == 0.0
 
 
-def test_very_small_and_very_large_values():
+def test_correlation_of_very_small_and_very_large_values():
     assert pearson([1e-200, 2e-200, 4e-200], [1e200, 2e200, 4e200]) == pytest.approx(1.0)
 
 
-def test_many_rows_do_not_overflow():
+def test_matthews_does_not_overflow():
     rng = np.random.default_rng(0)
     gold = rng.integers(0, 2, 400_000).astype(np.int32)
-    guess = np.where(rng.random(len(gold)) < 0.8, gold, 1 - gold)
-    assert matthews(gold, guess) == pytest.approx(sk.matthews_corrcoef(gold, guess))
+    predicted = np.where(rng.random(len(gold)) < 0.8, gold, 1 - gold)
+    assert matthews(gold, predicted) == pytest.approx(sk.matthews_corrcoef(gold, predicted))
 
 
 def sentences(labels) -> list[Sentence]:
@@ -98,7 +102,7 @@ def task(kind: str, labels: tuple[str, ...] = ()) -> Task:
     return Task(name="t", kind=kind, splits={}, labels=labels)
 
 
-def test_each_kind_has_its_scores():
+def test_metrics_of_each_kind():
     two = score_sentences(task("classify", ("a", "b")), sentences([0, 1, 1, 1]), [0, 1, 1, 0])
     assert two == pytest.approx({"accuracy": 0.75, "matthews": 1 / math.sqrt(3), "f1": 0.8})
     three = score_sentences(task("classify", ("a", "b", "c")), sentences([0, 1, 2]), [0, 1, 1])
@@ -110,21 +114,21 @@ def test_each_kind_has_its_scores():
     assert score_sentences(task("choice"), choices, [1, 0]) == {"accuracy": 0.5}
 
 
-def test_what_cannot_be_scored_is_refused():
+def test_missing_labels_and_wrong_shapes_are_refused():
     with pytest.raises(ValueError, match="labels"):
         score_sentences(task("regress"), sentences([1.0, None]), [1, 2])
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="differ in shape"):
         score_sentences(task("classify", ("a", "b")), sentences([0, 1]), [1])
-    with pytest.raises(ValueError, match="do not fit"):  # logits instead of classes
+    with pytest.raises(ValueError, match="differ in shape"):  # logits instead of classes
         score_sentences(task("regress"), sentences([0, 1]), np.zeros((2, 1)))
 
 
-def test_a_model_that_says_always_the_same_is_stuck():
+def test_is_constant():
     classify, regress = task("classify", ("a", "b")), task("regress")
-    assert stuck(classify, [1, 1, 1])
-    assert not stuck(classify, [1, 1, 0])
-    assert stuck(regress, [2.5, 2.5])
-    assert stuck(regress, [2.5, 2.5000001, 2.4999999])
-    assert stuck(regress, [math.nan, 1.0, 2.0])
-    assert not stuck(regress, [2.5, 2.6])
-    assert not stuck(classify, [1])
+    assert is_constant(classify, [1, 1, 1])
+    assert not is_constant(classify, [1, 1, 0])
+    assert is_constant(regress, [2.5, 2.5])
+    assert is_constant(regress, [2.5, 2.5000001, 2.4999999])
+    assert is_constant(regress, [math.nan, 1.0, 2.0])
+    assert not is_constant(regress, [2.5, 2.6])
+    assert not is_constant(classify, [1])

@@ -1,4 +1,4 @@
-"""Questions from SQuAD, MRQA and tables; answers that are not where they say."""
+"""Loading questions from SQuAD, MRQA and tables."""
 
 import gzip
 import json
@@ -6,7 +6,7 @@ import json
 import pytest
 
 from electra.errors import UserError
-from electra.tasks.squad import NOWHERE, load_squad, more_questions
+from electra.tasks.squad import NO_START, load_squad, read_question_examples
 from electra.tasks.squad_files import Columns
 
 BARN = "The barn of the farmer burned. The barn was old."
@@ -34,17 +34,17 @@ def test_squad(tmp_path):
     assert (first.id, first.question, first.context) == ("q1", "What 1?", BARN)
     assert [(a.text, a.start) for a in first.answers] == [("barn", 4)]
     assert [(a.text, a.start) for a in second.answers] == [("The barn", 31)]
-    assert (task.kind, task.metric, task.length, task.epochs) == ("qa", "f1", 512, 2)
+    assert (task.kind, task.metric, task.max_length, task.epochs) == ("qa", "f1", 512, 2)
     assert task.warnings == ()
-    assert load(tmp_path, squad(qa(1, "The barn", 0))).warnings == ()  # it is where it says
+    assert load(tmp_path, squad(qa(1, "The barn", 0))).warnings == ()  # answer_start is correct
 
 
-def test_indented_and_bom(tmp_path):
+def test_indented_json_with_byte_order_mark(tmp_path):
     text = "\ufeff" + json.dumps(json.loads(squad(qa())), indent=1)
     assert load(tmp_path, text).splits["dev"][0].answers[0].start == 4
 
 
-def test_impossible(tmp_path):
+def test_unanswerable_questions(tmp_path):
     some = squad(qa(1, is_impossible=False), qa(2, None, is_impossible=True), qa(3, None))
     assert [q.impossible for q in load(tmp_path, some).splits["dev"]] == [False, True, True]
     plausible = qa(4, "barn", 4, is_impossible=True)
@@ -54,7 +54,7 @@ def test_impossible(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_hidden_answers(tmp_path, keep):
+def test_unknown_answers(tmp_path, keep):
     hidden = qa(1, None)
     if not keep:
         del hidden["answers"]
@@ -65,20 +65,20 @@ def test_hidden_answers(tmp_path, keep):
         load(tmp_path, squad(hidden))
 
 
-def test_nearest_place(tmp_path):
+def test_answer_is_found_at_the_nearest_occurrence(tmp_path):
     task = load(tmp_path, squad(qa(1, "barn", 33), qa(2, "barn", 9)))
     assert [q.answers[0].start for q in task.splits["train"]] == [35, 4]
     assert "2 answers are not at their answer_start" in task.warnings[0]
 
 
-def test_white_space_differs(tmp_path):
+def test_answer_with_different_white_space(tmp_path):
     context = "The  old\nbarn burned."
     task = load(tmp_path, squad(qa(1, "old barn", 4), context=context))
     (answer,) = task.splits["train"][0].answers
     assert (answer.text, answer.start) == ("old\nbarn", 5)
 
 
-def test_answer_not_there(tmp_path):
+def test_answer_outside_the_context_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"train.json' question 'q2': the answer 'mill' is not in"):
         load(tmp_path, squad(qa(1), qa(2, "mill", 4)))
 
@@ -86,8 +86,8 @@ def test_answer_not_there(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"data": [\n{"paragraphs": [}]}', "line 2 is no valid JSON"),
-        ("[" * 100_000, "line 1 is no valid JSON"),
+        ('{"data": [\n{"paragraphs": [}]}', "line 2 is not valid JSON"),
+        ("[" * 100_000, "line 1 is not valid JSON"),
         ('{"data": []}', "holds no questions"),
         ('{"data": 3}', "has no list 'data'"),
         ('{"data": [{"title": "x"}]}', "article 1 has no list 'paragraphs'"),
@@ -95,24 +95,24 @@ def test_answer_not_there(tmp_path):
         ('{"data": [{"paragraphs": [{"context": "x"}]}]}', "has no list 'qas'"),
         ('{"data": [{"paragraphs": [{"context": "x", "qas": [{}]}]}]}', "has no 'id'"),
         (squad({"id": "q7", "answers": []}), "question 'q7' has no text 'question'"),
-        (squad(qa(1, "barn", "four")), "start must be a number"),
+        (squad(qa(1, "barn", "four")), "must be a character position"),
         (squad({"id": "q7", "question": "x", "answers": [{}]}), "'q7': an answer has no text"),
         (squad({"id": "q7", "question": "x", "answers": "barn"}), "'q7' has no list 'answers'"),
         ("  \n", "is empty"),
     ],
 )
-def test_bad_files(tmp_path, text, message):
+def test_invalid_files_are_refused(tmp_path, text, message):
     with pytest.raises(UserError, match=message) as error:
         load(tmp_path, text)
     assert "train.json" in str(error.value)
 
 
-def test_ids_must_differ(tmp_path):
+def test_duplicate_ids_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"dev.json' has 2 questions with the id 'q1'"):
         load(tmp_path, squad(qa(1), qa(1)))
 
 
-def test_ids_must_differ_in_what_is_set_aside_and_contexts_stay_together(tmp_path):
+def test_duplicate_ids_in_the_dev_split(tmp_path):
     for same in (False, True):
         paragraphs = [
             {"context": f"{BARN} {n}", "qas": [qa(1 if same else 2 * n + i) for i in range(2)]}
@@ -184,14 +184,14 @@ def test_mrqa(tmp_path, ending):
     assert [(a.text, a.start) for a in question.answers] == [
         ("barn", 4),
         ("barn", 35),
-        ("The Barn", NOWHERE),
+        ("The Barn", NO_START),
     ]
     bad = text.replace("[35, 38]", "[35, 380]")
     (tmp_path / "train.jsonl").write_text(bad)
     with pytest.raises(UserError, match=r"train.jsonl' line 2 question 'm1': the span"):
         load_squad("newsqa", tmp_path / "train.jsonl")
     (tmp_path / "train.jsonl").write_text(text + "{\n")
-    with pytest.raises(UserError, match=r"train.jsonl' line 3 is no valid JSON"):
+    with pytest.raises(UserError, match=r"train.jsonl' line 3 is not valid JSON"):
         load_squad("newsqa", tmp_path / "train.jsonl")
 
 
@@ -199,7 +199,7 @@ def table(*rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def test_own_json_lines(tmp_path):
+def test_user_json_lines(tmp_path):
     base = {"question": "What?", "context": BARN}
     text = table(
         {**base, "id": 7, "answer": "farmer"},
@@ -222,7 +222,7 @@ def test_own_json_lines(tmp_path):
     assert "1 answers without a start occur more than once" in task.warnings[0]
 
 
-def test_own_json_lines_in_the_form_of_datasets(tmp_path):
+def test_user_json_lines_in_the_format_of_datasets(tmp_path):
     base = {"question": "What?", "context": BARN}
     text = table(
         {**base, "answers": {"text": ["barn"], "answer_start": [35]}},
@@ -235,7 +235,7 @@ def test_own_json_lines_in_the_form_of_datasets(tmp_path):
     assert [a.start for a in three.answers] == [4]
 
 
-def test_own_csv(tmp_path):
+def test_user_csv(tmp_path):
     text = f'frage,text,antwort,answer_start\nWhat?,"{BARN}",barn,35\nWho?,"{BARN}",,\n'
     path = tmp_path / "train.csv"
     path.write_text(text)
@@ -252,7 +252,7 @@ def test_own_csv(tmp_path):
         )
 
 
-def test_rows_without_an_id_have_their_line(tmp_path):
+def test_ids_default_to_line_numbers(tmp_path):
     row = {"question": "What?", "context": BARN, "answer": "barn"}
     lines = table({"id": "a", **row}, {"id": None, **row}, {"id": "", **row}, row)
     task = load(tmp_path, lines, ending="jsonl")
@@ -264,26 +264,42 @@ def test_rows_without_an_id_have_their_line(tmp_path):
     [
         ({"answer": "mill"}, "the answer 'mill' is not in its context"),
         ({"answer": 3}, "must be a text or a list of texts"),
-        ({"answer": ["barn", "farmer"], "answer_start": [4]}, "with a start for each"),
-        ({"answer": "barn", "answer_start": -1}, "start must be a number"),
-        ({"answer": "barn", "context": ""}, "no text in the column 'context'"),
+        ({"answer": ["barn", "farmer"], "answer_start": [4]}, "all with a start"),
+        ({"answer": "barn", "answer_start": -1}, "must be a character position"),
     ],
 )
-def test_bad_rows(tmp_path, row, message):
+def test_invalid_rows_are_refused(tmp_path, row, message):
     base = {"question": "What?", "context": BARN, "answer": "barn"}
     with pytest.raises(UserError, match=message) as error:
         load(tmp_path, table(base, {**base, **row}), ending="jsonl")
     assert "train.jsonl' line 2" in str(error.value)
 
 
-def test_half_a_surrogate_pair(tmp_path):
+def test_rows_without_question_or_context_are_skipped(tmp_path):
+    base = {"question": "What?", "context": BARN, "answer": "barn"}
+    lines = table(base, {**base, "context": ""}, {**base, "question": None}, base)
+    task = load(tmp_path, lines, ending="jsonl")
+    assert len(task.splits["train"]) == 2
+    assert any("2 of 4 rows" in w and "first on line 2" in w for w in task.warnings)
+    (tmp_path / "new.jsonl").write_text(lines)
+    with pytest.warns(UserWarning, match="first on line 2"):
+        assert len(read_question_examples(tmp_path / "new.jsonl")) == 2
+
+
+def test_prediction_does_not_need_the_column_of_the_answers(tmp_path):
+    path = tmp_path / "new.jsonl"
+    path.write_text(table({"question": "What?", "context": BARN}))
+    assert len(read_question_examples(path, columns=Columns(answer="antwort"))) == 1
+
+
+def test_lone_surrogate_is_replaced(tmp_path):
     (question,) = load(tmp_path, squad(qa(), context=BARN + "\ud83d")).splits["train"]
     question.context.encode()
 
 
-def test_one_more_file(tmp_path):
+def test_read_question_examples(tmp_path):
     path = tmp_path / "new.jsonl"
     path.write_text(table({"q": "What?", "context": BARN}))
-    (question,) = more_questions(path, columns=Columns(question="q"))
+    (question,) = read_question_examples(path, columns=Columns(question="q"))
     assert question.answers == ()
     assert not question.impossible

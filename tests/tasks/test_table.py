@@ -1,4 +1,4 @@
-"""Tables of one's own: what is read, which line a row starts in, and what is refused how."""
+"""Reading CSV, TSV and JSON lines, and the errors for invalid files."""
 
 import bz2
 import csv
@@ -35,13 +35,13 @@ def refusal(path: Path) -> str:
     return message
 
 
-def test_csv_with_quotes_and_lines_inside(tmp_path):
+def test_csv_with_quotes_and_line_ends_in_cells(tmp_path):
     path = write(tmp_path, "a.csv", 'text,label\n"two\nlines, ""so""",1\n\nplain,0\n')
     table = read_table(path)
     assert table.columns == ("text", "label")
     assert [row.values["text"] for row in table.rows] == ['two\nlines, "so"', "plain"]
     assert [row.line for row in table.rows] == [2, 5]
-    assert table.place(table.rows[1]) == f"'{path}' line 5"
+    assert table.location(table.rows[1]) == f"'{path}' line 5"
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -58,7 +58,7 @@ def test_line_ends_and_byte_order_mark(tmp_path, end, mark, name, separator):
     assert values(path) == [["grün", "1"], ["ab", "0"]]
 
 
-def test_a_line_end_inside_a_cell_is_the_same_on_every_system(tmp_path):
+def test_line_ends_inside_cells_are_normalized(tmp_path):
     path = write(tmp_path, "a.csv", 'text,label\r\n"two\r\nlines",1\r\nlast,0\r\n')
     assert values(path) == [["two\nlines", "1"], ["last", "0"]]
     assert [row.line for row in read_table(path).rows] == [2, 4]
@@ -76,7 +76,7 @@ def test_unusual_line_ends_are_text_in_tsv(tmp_path):
         [['"Come in', "1"], ['he said."', "0"]],  # a quotation that goes on in the next row
         [['"Come" he said', "1"]],
         [['a 5" pipe', "1"], ['"', "0"]],
-        [['"a ""b"" c"', "1"], ['5" pipe', "0"]],  # the second cell breaks the rule of quoting
+        [['"a ""b"" c"', "1"], ['5" pipe', "0"]],  # the second cell is not valid CSV quoting
     ],
 )
 def test_quotation_marks_are_text_in_plain_tsv(tmp_path, cells):
@@ -86,7 +86,7 @@ def test_quotation_marks_are_text_in_plain_tsv(tmp_path, cells):
 
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
 @pytest.mark.parametrize("odd", ["two\nlines", "a\ttab", 'he said "so"', '"'])
-def test_tsv_that_a_csv_writer_wrote(tmp_path, quoting, odd):
+def test_tsv_written_by_the_csv_module(tmp_path, quoting, odd):
     path = tmp_path / "a.tsv"
     with path.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, delimiter="\t", quoting=quoting)
@@ -103,7 +103,7 @@ def test_tsv_that_a_csv_writer_wrote(tmp_path, quoting, odd):
         max_size=5,
     )
 )
-def test_csv_and_json_give_back_what_was_written(rows):
+def test_csv_and_json_round_trip(rows):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
@@ -130,7 +130,7 @@ def test_json_lines_and_json_list(tmp_path):
     ]
 
 
-def test_half_a_surrogate_pair_becomes_text_that_can_be_encoded(tmp_path):
+def test_lone_surrogate_is_replaced(tmp_path):
     path = write(tmp_path, "a.jsonl", '{"text": "a \\ud83d b"}')
     read_table(path).rows[0].values["text"].encode()
 
@@ -144,22 +144,26 @@ def test_half_a_surrogate_pair_becomes_text_that_can_be_encoded(tmp_path):
         ("a.json", "[]", "has no rows"),
         ("a.csv", "text,label\na,1\nb,1,2\n", "line 3 has 3 cells where the header has 2"),
         ("a.tsv", "text\tlabel\na\n", "line 2 has 1 cells"),
-        ("a.csv", 'text,label\na,1\n"b,1\nc,0\n', "line 3 starts a row that is no valid"),
+        (
+            "a.csv",
+            'text,label\na,1\n"b,1\nc,0\n',
+            "line 3 opens a quotation mark that is never closed",
+        ),
         ("a.csv", "a,a\n1,2\n", "line 1 names the column 'a' twice"),
-        ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2 is no valid JSON"),
+        ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2 is not valid JSON"),
         ("a.jsonl", '{"a": 1}\n[1]\n', "line 2 is a JSON list, not an object"),
         ("a.json", '[{"a": 1},\n 3]', "line 2 is a JSON number"),
-        ("a.json", '[{"a": 1}\n {"a": 2}]', "line 2 is no valid JSON"),
-        ("a.json", '[{"a": 1},\n', "line 2 is no valid JSON"),
-        ("a.json", '[{"a": 1}]\n\nmore', "line 3 is no valid JSON"),
-        ("a.jsonl", "[" * 100_000, "line 1 is no valid JSON"),
+        ("a.json", '[{"a": 1}\n {"a": 2}]', "line 2 is not valid JSON"),
+        ("a.json", '[{"a": 1},\n', "line 2 is not valid JSON"),
+        ("a.json", '[{"a": 1}]\n\nmore', "line 3 is not valid JSON"),
+        ("a.jsonl", "[" * 100_000, "line 1 is not valid JSON"),
         ("a.csv", b"text,label\nabc,1\ncaf\xe9,1\n", "line 3 is not UTF-8 (byte 0xe9)"),
         ("a.csv", b"\xef\xbb\xbftext\n\xff\n", "line 2 is not UTF-8"),
         ("a.csv", "text\na\n".encode("utf-16"), "UTF-16"),
-        ("a.xlsx", "text\n", "is no table"),
+        ("a.xlsx", "text\n", "is not a table"),
     ],
 )
-def test_refusals_name_file_and_line(tmp_path, name, content, words):
+def test_errors_name_file_and_line(tmp_path, name, content, words):
     assert words in refusal(write(tmp_path, name, content))
 
 
@@ -173,30 +177,30 @@ def test_compressed_tables(tmp_path, pack):
     assert "truncated or damaged" in refusal(path)
 
 
-def test_files_that_are_not_there(tmp_path):
+def test_missing_files_are_refused(tmp_path):
     assert "There is no file" in refusal(tmp_path / "a.csv")
     (tmp_path / "b.csv").mkdir()
     assert "cannot be read" in refusal(tmp_path / "b.csv")
 
 
-def test_a_missing_column_names_those_that_are_there(tmp_path):
+def test_missing_column_error_lists_the_columns(tmp_path):
     table = read_table(write(tmp_path, "a.csv", "text,label\na,1\n"))
-    table.need("label")
+    table.require("label")
     with pytest.raises(
         UserError, match="no column 'txt', it has: text, label; did you mean 'text'"
     ):
-        table.need("txt", "--text")
+        table.require("txt", "--text")
     with pytest.raises(UserError, match=r"it has: text, label\. Name the right one with --pair"):
-        table.need("qqqqqq", "--pair")
+        table.require("qqqqqq", "--pair")
 
 
-def test_a_file_without_header_is_told_to_have_one(tmp_path):
+def test_missing_header_hint(tmp_path):
     table = read_table(write(tmp_path, "a.tsv", f"{'a long text ' * 9}\tx\nanother\ty\n"))
     with pytest.raises(UserError, match=r"a long text a.{,40}….*first line of the file must name"):
-        table.need("text")
+        table.require("text")
 
 
-def test_a_text_must_be_one(tmp_path):
+def test_missing_or_wrong_type_of_text_is_refused(tmp_path):
     table = read_table(write(tmp_path, "a.jsonl", '{"t": "x"}\n{"t": " "}\n{"u": 1}\n{"t": 3}'))
     assert table.text(table.rows[0], "t") == "x"
     for row, words in zip(
@@ -206,7 +210,31 @@ def test_a_text_must_be_one(tmp_path):
             table.text(row, "t")
 
 
-def test_what_a_spreadsheet_leaves_beside_and_below_the_table_is_passed_over(tmp_path):
+def test_empty_rows_and_columns_are_ignored(tmp_path):
     path = write(tmp_path, "a.csv", "text,,label,\none,,1,\n,,,\n , ,,\ntwo,,0,\n,,,\n")
     assert read_table(path).columns == ("text", "label")
     assert values(path) == [["one", "1"], ["two", "0"]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        (["text,label", *["plain,a"] * 50, '"never closed,a', *["plain,b"] * 50], 52),
+        (["text,label", "x,a", '"two', 'lines","never closed', "x,a", "x,b"], 4),
+        (["text,label", "x,a", '"a ""word"" and', 'two lines",b', 'x,"open', "x,b"], 5),
+    ],
+)
+def test_an_unclosed_quotation_mark_is_reported_where_it_opens(tmp_path, rows, line):
+    path = write(tmp_path, "a.csv", "\n".join(rows) + "\n")
+    assert f"line {line} opens a quotation mark that is never closed" in refusal(path)
+
+
+def test_a_broken_quoted_cell_is_reported_at_its_row(tmp_path):
+    rows = ["text,label", *['"plain",a'] * 50, '"never closed,a', *['"plain",b'] * 50]
+    path = write(tmp_path, "a.csv", "\n".join(rows) + "\n")
+    assert "line 52 starts a row that is not valid" in refusal(path)
+
+
+@pytest.mark.parametrize("content", ["a,b\n1,2\n", "a\tb\n1\t2\n", '{"a": "1", "b": "2"}\n'])
+def test_the_format_of_a_file_without_extension_is_detected(tmp_path, content):
+    assert values(write(tmp_path, "data", content)) == [["1", "2"]]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from electra.finetune.rows import RowBatch
 from electra.models.heads import PlainSpanHead, SpanHead, TaskModel
-from electra.tasks.examples import IGNORED, Kind
+from electra.tasks.examples import IGNORE_INDEX, Kind
 
 
 def loss(
@@ -26,7 +26,7 @@ def loss(
     return F.cross_entropy(
         logits.flatten(0, -2).float(),
         target.flatten(),
-        ignore_index=IGNORED,
+        ignore_index=IGNORE_INDEX,
         reduction="sum",
     )
 

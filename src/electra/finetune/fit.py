@@ -83,7 +83,7 @@ def fit(
     )
     buckets = padded_lengths(example_lengths(features), model.encoder.config.max_positions)
     rows = put_rows(features, pad_id, int(buckets.max()), device)
-    options = features.rows_each
+    options = features.rows_per_example
     run = Fit(model, optimizer, noise, rows, kind, options, config, device, dtype)
     batch, total = steps(features, config)
     optim = OptimConfig(lr=config.lr, warmup=config.warmup)
@@ -107,7 +107,7 @@ def fit(
 
 def steps(features: Features, config: FinetuneConfig) -> tuple[int, int]:
     """Examples per step, and the number of steps."""
-    examples = len(features.ids) // features.rows_each
+    examples = len(features.input_ids) // features.rows_per_example
     batch = min(config.batch, examples)
     total = int(examples // batch * config.epochs)
     if not total:
@@ -176,8 +176,8 @@ def example_rows(buckets: Indices, length: int, options: int, count: int) -> Ten
 
 def example_lengths(features: Features) -> Indices:
     """Tokens of each example: of its longest row where it has several."""
-    tokens = np.array([len(row) for row in features.ids], dtype=np.int64)
-    return tokens.reshape(-1, features.rows_each).max(1)
+    tokens = np.array([len(row) for row in features.input_ids], dtype=np.int64)
+    return tokens.reshape(-1, features.rows_per_example).max(1)
 
 
 def layer_groups(

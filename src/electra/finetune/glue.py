@@ -17,8 +17,8 @@ from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig
 from electra.run_dir import check_out_dir
 from electra.tasks.examples import Task
-from electra.tasks.glue import GLUE, load_glue, plain, present
-from electra.tasks.submit import write_submission
+from electra.tasks.glue import GLUE, available_tasks, load_glue, normalize_name
+from electra.tasks.glue_submission import write_submission
 
 AVERAGED = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
 """The tasks of the paper's average; WNLI is none of them."""
@@ -56,7 +56,7 @@ def run_glue(
     from_mnli: bool = False,
 ) -> list[dict[str, Any]]:
     """Fine-tune on each task, then write the table, the figure and the submission."""
-    names = choose(present(data), [plain(name) for name in only], from_mnli, data)
+    names = choose(available_tasks(data), [normalize_name(name) for name in only], from_mnli, data)
     check_out_dir(out, "scores of GLUE", *GLUE)
     tasks = {name: load_glue(name, data) for name in names}
     for task in tasks.values():

@@ -33,7 +33,7 @@ def infer(
 
     `tokens` is about how many are computed at once for each seed.
     """
-    lengths = np.array([len(row) for row in features.ids], dtype=np.int64)
+    lengths = np.array([len(row) for row in features.input_ids], dtype=np.int64)
     batches = list(eval_batches(lengths, tokens or (16384 if device.type == "cuda" else 1024)))
     rows = put_rows(features, pad_id, batches[0][0], device)
     found: dict[str, npt.NDArray[Any]] = {}

@@ -10,11 +10,11 @@ from tokenizers import Tokenizer
 from electra.finetune.infer import Arrays
 from electra.hub.heads import TaskCard
 from electra.tasks.examples import Example, Features, Kind, Task
-from electra.tasks.metrics import score_sentences, stuck
-from electra.tasks.sentences import encode_choices, encode_sentences
-from electra.tasks.squad_score import THRESHOLD, score_answers
-from electra.tasks.windows import SpanScores, decode_answers, encode_questions
-from electra.tasks.words import decode_tags, encode_words, score_tags
+from electra.tasks.metrics import is_constant, score_sentences
+from electra.tasks.question_answering import SpanScores, decode_answers, encode_questions
+from electra.tasks.squad_metrics import THRESHOLD, score_answers
+from electra.tasks.text_classification import encode_choices, encode_sentences
+from electra.tasks.token_classification import decode_tags, encode_words, score_tags
 from electra.text.tokenizer import Vocabulary
 
 Record = dict[str, Any]
@@ -45,8 +45,8 @@ def encode(
             tokenizer,
             vocab,
             card.length,
-            stride=card.stride,
-            longest_question=card.longest_question,
+            doc_stride=card.stride,
+            max_question_length=card.longest_question,
             training=training,
         )
     kind: Any = card.kind
@@ -59,7 +59,7 @@ def answers(
     """One record per example, from the outputs of all rows."""
     ids = [example.id for example in examples]
     if card.kind == "tag":
-        tags = [row[: len(ids)] for row, ids in zip(found["tags"], features.ids, strict=True)]
+        tags = [row[: len(ids)] for row, ids in zip(found["tags"], features.input_ids, strict=True)]
         read = decode_tags(features, cast(Any, examples), tags, card.labels)
         return [{"id": i, "tags": list(tags)} for i, tags in zip(ids, read, strict=True)]
     if card.kind == "qa":
@@ -67,7 +67,7 @@ def answers(
             features,
             cast(Any, examples),
             SpanScores(**found),
-            longest_answer=card.longest_answer,
+            max_answer_length=card.longest_answer,
             n_best=card.beam,
         )
         return [
@@ -86,8 +86,8 @@ def answers(
     if card.kind == "regress":
         return [{"id": i, "value": float(v)} for i, v in zip(ids, scores[:, 0], strict=True)]
     if card.kind == "choice":
-        chances = softmax(scores.reshape(-1, features.rows_each))
-        names = [str(i) for i in range(features.rows_each)]
+        chances = softmax(scores.reshape(-1, features.rows_per_example))
+        names = [str(i) for i in range(features.rows_per_example)]
     else:
         chances, names = softmax(scores), card.labels
     return [
@@ -124,7 +124,7 @@ def failed(task: Task, records: Sequence[Record], metrics: dict[str, float]) -> 
         dev = task.splits["dev"]
         nothing = sum(example.impossible for example in dev) / len(dev)
         return not metrics.get("best_f1", metrics["f1"]) > nothing
-    return stuck(task, plain_answers(task, records))
+    return is_constant(task, plain_answers(task, records))
 
 
 def plain_answers(task: Task, records: Sequence[Record]) -> npt.NDArray[Any]:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from electra.tasks.examples import IGNORED, Features
+from electra.tasks.examples import IGNORE_INDEX, Features
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +52,21 @@ class Rows:
 
 def put_rows(features: Features, pad_id: int, longest: int, device: torch.device) -> Rows:
     """Copy features to the device; `longest` is the width of the table."""
-    total = np.array([len(row) for row in features.ids], dtype=np.int64)
+    total = np.array([len(row) for row in features.input_ids], dtype=np.int64)
     ids = np.full((len(total), longest), pad_id, dtype=np.int32)
     inside = np.arange(longest) < total[:, None]
-    ids[inside] = np.concatenate(features.ids)
+    ids[inside] = np.concatenate(features.input_ids)
     target: Tensor | None = None
-    if isinstance(features.target, np.ndarray):
+    if isinstance(features.labels, np.ndarray):
         # the options of one choice share its target
-        target = torch.from_numpy(features.target.repeat(features.rows_each, 0)).to(device)
-    elif features.target is not None:
-        table = np.full((len(total), longest), IGNORED, dtype=np.int64)
-        table[inside] = np.concatenate(features.target)
+        target = torch.from_numpy(features.labels.repeat(features.rows_per_example, 0)).to(device)
+    elif features.labels is not None:
+        table = np.full((len(total), longest), IGNORE_INDEX, dtype=np.int64)
+        table[inside] = np.concatenate(features.labels)
         target = torch.from_numpy(table).to(device)
     return Rows(
         ids=torch.from_numpy(ids).to(device),
-        first=torch.from_numpy(features.first).long().to(device),
+        first=torch.from_numpy(features.segment_start).long().to(device),
         total=torch.from_numpy(total).to(device),
         target=target,
     )

@@ -94,11 +94,12 @@ def train_groups(trial: Trial, seeds: Sequence[int], out: Path, console: Console
 def tell_cuts(trial: Trial, console: Console) -> None:
     """Say how many examples lost tokens because they are too long."""
     for split, features in trial.features.items():
-        if features.cut:
+        if features.num_truncated:
             console.print(
-                f"{trial.task.name}: {features.cut:,} of {len(trial.task.splits[split]):,} "
-                f"examples of {split} are longer than {trial.config.length} tokens and were cut, "
-                f"the first is '{trial.task.splits[split][features.first_cut].id}'.",
+                f"{trial.task.name}: {features.num_truncated:,} of "
+                f"{len(trial.task.splits[split]):,} examples of {split} are longer than "
+                f"{trial.config.length} tokens and were cut, "
+                f"the first is '{trial.task.splits[split][features.first_truncated].id}'.",
                 highlight=False,
                 markup=False,
             )

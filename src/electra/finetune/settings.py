@@ -88,7 +88,7 @@ class FinetuneConfig:
 def resolve(config: FinetuneConfig, model: EncoderConfig, task: Task) -> FinetuneConfig:
     """The settings with every 0 filled in: the paper's table by size and task."""
     large, base = model.hidden >= 1024, 512 <= model.hidden < 1024
-    length = min(config.length or task.length, model.max_positions)
+    length = min(config.length or task.max_length, model.max_positions)
     return replace(
         config,
         lr=config.lr or (5e-5 if large else 1e-4 if base else 3e-4),

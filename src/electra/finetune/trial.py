@@ -87,12 +87,12 @@ class Trial:
         }
         scale = (0.0, 1.0)
         if task.kind == "regress":
-            values = np.asarray(features["train"].target)
+            values = np.asarray(features["train"].labels)
             scale = (float(values.min()), float(values.max()))
             if scale[0] == scale[1]:
                 raise UserError(f"All values to learn are {scale[0]}: there is nothing to learn.")
             values = (values - scale[0]) / (scale[1] - scale[0])
-            features["train"] = replace(features["train"], target=values.astype(np.float32))
+            features["train"] = replace(features["train"], labels=values.astype(np.float32))
         steps(features["train"], config)  # enough for one
         return cls(
             start=start,

@@ -20,7 +20,7 @@ from electra.finetune.settings import FinetuneConfig
 from electra.model_paths import resolve_model
 from electra.tasks.blimp import Pair, load_blimp
 from electra.tasks.examples import Task
-from electra.tasks.glue import load_glue, plain, present
+from electra.tasks.glue import available_tasks, load_glue, normalize_name
 from electra.tasks.load import load_task
 
 BLIMP = "blimp"
@@ -125,7 +125,7 @@ def build_scorers(
         raise UserError("--tasks selects tasks of GLUE: give their folder with --glue.")
     loaded = []
     if glue is not None:
-        names = choose(present(glue), [plain(name) for name in tasks], False, glue)
+        names = choose(available_tasks(glue), [normalize_name(name) for name in tasks], False, glue)
         loaded += [load_glue(name, glue) for name in names]
     if task is not None and task_data is not None:
         loaded.append(load_task(task, task_data))

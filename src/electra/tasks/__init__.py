@@ -1,1 +1,1 @@
-"""Labelled tasks: GLUE, SQuAD, tagging, your own files; read, turned into rows, scored."""
+"""Labelled tasks (GLUE, SQuAD, tagging, your own files): read, featurize, score."""

@@ -1,4 +1,4 @@
-"""Which columns of your own file are the text, the pair and the label."""
+"""Find the columns of the text, the pair and the label in your own file."""
 
 import re
 from collections.abc import Sequence
@@ -6,92 +6,104 @@ from dataclasses import dataclass
 from typing import Literal
 
 from electra.errors import UserError
-from electra.tasks.table import Table
+from electra.tasks.table import Table, refuse_same_column
 
-OwnKind = Literal["classify", "regress", "pair", "choice"]
+UserTask = Literal["classify", "regress", "pair", "choice"]
 """`pair` is `classify` with two texts."""
 
-TEXTS = ("text", "sentence", "question", "review", "tweet")
-PAIRS = (
+TEXT_NAMES = ("text", "sentence", "question", "review", "tweet")
+PAIR_NAMES = (
     *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2")),
     *(("text1", "text2"), ("text", "pair")),
 )
-LABELS = ("label", "labels", "class", "category", "score", "target")
-LISTS = ("choices", "options", "endings")
-NUMBERED = re.compile(r"(choice|option|ending)_?(\d+)")
+LABEL_NAMES = ("label", "labels", "class", "category", "score", "target")
+OPTIONS_NAMES = ("choices", "options", "endings")
+NUMBERED_OPTION = re.compile(r"(choice|option|ending)_?(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Which column is what."""
+    """The columns of a table, by role."""
 
     text: str
     pair: tuple[str, ...] = ()
-    """The second text; of a choice its options, or the one column that holds the list of them."""
+    """The second text; for `choice` the columns of the options, or one that holds a list."""
     label: str
 
-    def named(self) -> dict[str, str]:
-        """The columns as a task keeps them."""
+    def to_dict(self) -> dict[str, str]:
+        """The columns as `Task.columns` stores them."""
         pair = {"pair": ",".join(self.pair)} if self.pair else {}
         return {"text": self.text, **pair, "label": self.label}
 
 
 def find_columns(
-    kind: OwnKind, table: Table, text: str | None, pair: str | None, label: str | None
+    kind: UserTask, table: Table, text: str | None, pair: str | None, label: str | None
 ) -> Columns:
-    """The columns that the user named, and for the others those that leave no doubt."""
+    """Take the columns that the user named, and find the others by their usual names."""
     pairs = tuple(name.strip() for name in pair.split(",")) if pair else ()
     if len(pairs) > 1 and kind != "choice":
-        raise UserError(f"--pair names {len(pairs)} columns, but only a choice has several.")
+        raise UserError(
+            f"--pair names {len(pairs)} columns, but only the task choice takes more than one."
+        )
     for name, option in ((text, "--text"), *((p, "--pair") for p in pairs), (label, "--label")):
         if name is not None:
-            table.need(name, option)
+            table.require(name, option)
     if kind == "choice":
-        text = text or the_one(table, TEXTS, "text", "--text")
+        text = text or find_column(table, TEXT_NAMES, "text", "--text")
         pairs = pairs or find_options(table)
     elif text is None and not pairs:
-        text, *rest = guess_texts(table, only_pairs=kind == "pair")
+        text, *rest = find_texts(table, only_pairs=kind == "pair")
         pairs = tuple(rest)
     elif text is None:
-        partners = [first for first, second in PAIRS if (second,) == pairs]
-        text = the_one(table, [*partners, *TEXTS], "text", "--text")
+        partners = [first for first, second in PAIR_NAMES if second == pairs[0].casefold()]
+        text = find_column(table, [*partners, *TEXT_NAMES], "text", "--text")
     elif kind == "pair" and not pairs:
-        partners = [second for first, second in PAIRS if first == text]
-        pairs = (the_one(table, partners, "second text", "--pair"),)
-    label = label or the_one(table, LABELS, "label", "--label")
+        partners = [second for first, second in PAIR_NAMES if first == text.casefold()]
+        pairs = (find_column(table, partners, "second text", "--pair"),)
+    label = label or find_column(table, LABEL_NAMES, "label", "--label")
+    for name in pairs or (None,):
+        used = {"--text": text, "--label": label} | ({"--pair": name} if name else {})
+        refuse_same_column(table.path, used)
     return Columns(text=text, pair=pairs, label=label)
 
 
-def guess_texts(table: Table, *, only_pairs: bool) -> tuple[str, ...]:
-    """The column of the text or those of the pair, where only one guess is possible."""
-    guesses: list[tuple[str, ...]] = [p for p in PAIRS if set(p) <= set(table.columns)]
+def find_texts(table: Table, *, only_pairs: bool) -> tuple[str, ...]:
+    """Find the column of the text, or those of a pair, if only one reading is possible."""
+    candidates: list[tuple[str, ...]] = [*PAIR_NAMES]
     if not only_pairs:
-        guesses += [(name,) for name in TEXTS if name in table.columns]
-    if ("text",) in guesses and ("text", "pair") not in guesses:
-        return ("text",)
-    if len(guesses) != 1:
-        what = "which columns are the two texts" if only_pairs else "which column is the text"
+        candidates += [(name,) for name in TEXT_NAMES]
+    found = {}
+    for names in candidates:
+        columns = tuple(column for name in names if (column := table.find(name)))
+        if len(columns) == len(names):
+            found[names] = columns
+    if ("text",) in found and ("text", "pair") not in found:
+        return found[("text",)]
+    if len(found) != 1:
+        what, advice = "which column is the text", "Name it with --text (a second text with --pair)"
+        if only_pairs:
+            what, advice = "which columns are the two texts", "Name them with --text and --pair"
         raise UserError(
-            f"'{table.path}' does not tell {what}, it has: {table.listed()}. Name them with "
-            f"--text and --pair.{table.headless()}"
+            f"It is not clear {what} in '{table.path}', it has: {table.list_columns()}. "
+            f"{advice}.{table.header_hint()}"
         )
-    return guesses[0]
+    return next(iter(found.values()))
 
 
-def the_one(table: Table, names: Sequence[str], what: str, option: str) -> str:
-    """The first of some usual names, or the only one of them that the table has."""
-    found = [name for name in dict.fromkeys(names) if name in table.columns]
-    if not found or (len(found) > 1 and found[0] != names[0]):
+def find_column(table: Table, names: Sequence[str], what: str, option: str) -> str:
+    """Find the column with the first of some usual names, or the only one with any of them."""
+    found = [column for name in dict.fromkeys(names) if (column := table.find(name))]
+    if not found or (len(found) > 1 and found[0] != table.find(names[0])):
         raise UserError(
-            f"'{table.path}' does not tell which column is the {what}, it has: {table.listed()}. "
-            f"Name it with {option}.{table.headless()}"
+            f"It is not clear which column is the {what} in '{table.path}', it has: "
+            f"{table.list_columns()}. Name it with {option}.{table.header_hint()}"
         )
     return found[0]
 
 
 def find_options(table: Table) -> tuple[str, ...]:
-    """The columns choice0, choice1, …, or the one with a list."""
-    matches = [m for name in table.columns if (m := NUMBERED.fullmatch(name))]
-    if len(matches) > 1 and len({m[1] for m in matches}) == 1:
+    """Find the columns choice0, choice1, …, or the one with a list."""
+    matches = [m for name in table.columns if (m := NUMBERED_OPTION.fullmatch(name))]
+    if len(matches) > 1 and len({m[1].lower() for m in matches}) == 1:
         return tuple(m[0] for m in sorted(matches, key=lambda m: int(m[2])))
-    return (the_one(table, LISTS, "list of options", "--pair"),)
+    return (find_column(table, OPTIONS_NAMES, "list of options", "--pair"),)

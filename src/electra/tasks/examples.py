@@ -1,4 +1,4 @@
-"""What a task is: labelled examples, and the rows of tokens that they become. No torch here."""
+"""Labelled examples, the tasks they belong to, and the features a model reads. No torch here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,40 +8,42 @@ import numpy as np
 import numpy.typing as npt
 
 Kind = Literal["classify", "regress", "choice", "tag", "qa"]
-"""What is asked: one of some labels, a number, one of some texts, a tag per word, a span."""
+"""What the model predicts: a label, a number, one of several options, a tag per word, a span."""
 
-IGNORED = -1
-"""The target of a token that is not judged."""
+IGNORE_INDEX = -1
+"""The label of a token that does not count in the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sentence:
-    """A text, or a pair of them, with one label: for `classify` and `regress`."""
+    """A text or a pair of texts with one label, for `classify` and `regress`."""
 
     id: str
     text: str
     pair: str | None = None
     label: int | float | None = None
-    """Number of the label in `Task.labels`, or the value to predict; None where it is hidden."""
+    """Index of the label in `Task.labels`, or the value to predict; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A text and its possible continuations or answers, one of which is right."""
+    """A text and several options, one of which is correct."""
 
     id: str
     text: str
     options: tuple[str, ...]
     label: int | None = None
+    """Index of the correct option; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tagged:
-    """A sentence in words, each with its tag."""
+    """A sentence as words, each with its tag."""
 
     id: str
     words: tuple[str, ...]
     tags: tuple[str, ...] | None = None
+    """None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question about a context; no answers and not impossible means that they are hidden."""
+    """A question about a context.
+
+    Without `answers`, the question is unanswerable if `impossible`, else its answer is unknown.
+    """
 
     id: str
     question: str
@@ -68,51 +73,58 @@ Example = Sentence | Choice | Tagged | Question
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Everything that fine-tuning needs to know of a task."""
+    """A task with its examples and defaults."""
 
     name: str
     kind: Kind
     splits: Mapping[str, Sequence[Any]]
-    """`train` and `dev`, and what else there is (`test`, `dev_mismatched`): lists of examples of
-    the class that belongs to the kind."""
+    """Examples by split: `train`, `dev`, and others such as `test` or `dev_mismatched`."""
     labels: tuple[str, ...] = ()
-    """Of `classify` and `tag`."""
+    """Label names of `classify` and `tag`."""
     metric: str = "accuracy"
-    """The one that counts: a key of what `score` returns."""
-    length: int = 128
-    """Longest row in tokens."""
+    """The main metric, one of those that scoring returns."""
+    max_length: int = 128
+    """Default maximum sequence length in tokens."""
     epochs: float = 3
+    """Default number of epochs."""
     swap: bool = False
-    """Whether the pairs have no order, so that training sees them both ways round."""
+    """Whether pairs have no order, so that training uses both orders."""
     without_stops: bool = False
-    """Whether final full stops were taken away, because the train file has none."""
+    """Whether final full stops were removed because the train file has none."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Of your own files: which column is the text, the pair, the label."""
+    """For your own files: the column of each role (`text`, `pair`, `label`)."""
     warnings: tuple[str, ...] = ()
-    """What the user should know of the files."""
+    """What the user should know about the files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """Examples as rows of tokens, [CLS] and [SEP] included, no padding."""
+    """Examples as rows of token ids, with [CLS] and [SEP] and without padding."""
 
-    ids: Sequence[npt.NDArray[np.int32]]
-    first: npt.NDArray[np.int32]
-    """Tokens of each row's first segment, its [CLS] and [SEP] included; the rest is the second."""
-    target: npt.NDArray[Any] | Sequence[npt.NDArray[np.int64]] | None
-    """`classify`: int64 (rows,); `regress`: float32 (rows,); `choice`: int64 (examples,); `tag`:
-    an int64 array per row, as long as its ids, `IGNORED` where no word begins; `qa`: int64
-    (rows, 3): first and last token of the answer, 1 if impossible. None where labels are hidden."""
-    example: npt.NDArray[np.int64]
-    """Number of the example that each row comes from; the rows of one follow one another."""
-    rows_each: int = 1
-    """Rows of every example that belong in one batch: the options of a `choice`."""
-    spans: Sequence[npt.NDArray[np.int32]] = ()
-    """`qa`: for each row an array (tokens, 2) with the place of each token in the context, in
-    characters; (-1, -1) where the token is none of it, and (-1, end) where another window sees it
-    with more context around it, so that no answer begins there. `tag`: (word, word + 1) at the
-    first token of each word that is judged in the row, else (-1, -1)."""
-    cut: int = 0
-    """Examples that were too long and lost tokens: of a text, a question or a single word."""
-    first_cut: int = -1
-    """Number of the first of them."""
+    input_ids: Sequence[npt.NDArray[np.int32]]
+    segment_start: npt.NDArray[np.int32]
+    """Where the second segment of each row starts; the row's length if there is none."""
+    labels: npt.NDArray[Any] | Sequence[npt.NDArray[np.int64]] | None
+    """None if unknown, else by kind:
+
+    - `classify`: int64 (rows,)
+    - `regress`: float32 (rows,)
+    - `choice`: int64 (examples,)
+    - `tag`: one int64 array (tokens,) per row, `IGNORE_INDEX` except at the first token of a word
+    - `qa`: int64 (rows, 3): first and last token of the answer, and 1 if unanswerable
+    """
+    example_index: npt.NDArray[np.int64]
+    """The example of each row; the rows of one example are consecutive."""
+    rows_per_example: int = 1
+    """Rows that must stay in one batch: the number of options of a `choice`."""
+    offsets: Sequence[npt.NDArray[np.int32]] = ()
+    """One array (tokens, 2) per row that maps tokens back to the example, (-1, -1) for none.
+
+    - `qa`: start and end character in the context. The start is -1 if another window has more
+      context around the token, so that each answer starts in one window only.
+    - `tag`: (word, word + 1) at the first token of each word that this row predicts.
+    """
+    num_truncated: int = 0
+    """Examples that lost tokens: of a text, a question or a single word."""
+    first_truncated: int = -1
+    """Index of the first truncated example, or -1."""

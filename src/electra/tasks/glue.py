@@ -1,4 +1,4 @@
-"""GLUE's nine tasks, from the official files or from the same in another layout."""
+"""Load the nine GLUE tasks, from the official files or similar layouts."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -6,30 +6,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from electra.errors import UserError, nearest
+from electra.tasks.dev_split import example_texts, make_dev_split
 from electra.tasks.examples import Sentence, Task
-from electra.tasks.split import content, set_aside
-from electra.tasks.table import Cells, plain_cells, read_text, short
+from electra.tasks.table import Cells, read_text, shorten, split_cells
 
 ENTAILMENT = ("entailment", "not_entailment")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """How one task is written and judged."""
+    """The files, labels and defaults of one task."""
 
     folders: tuple[str, ...]
-    """Names of its folder, in small letters and digits only."""
+    """Normalized names of its folder (`normalize_name`)."""
     text: tuple[str, ...] = ("sentence1",)
-    """Names of the column; the first that is there counts."""
+    """Names of the column; the first one found is used."""
     pair: tuple[str, ...] = ("sentence2",)
     label: tuple[str, ...] = ("label",)
     labels: tuple[str, ...] = ("0", "1")
-    """In the order of the numbers that the model learns; none for a value."""
+    """In the order of the label indices; empty for a regression."""
     metric: str = "accuracy"
     epochs: float = 3
     swap: bool = False
-    bare: tuple[str, ...] = ()
-    """The columns of files that have no header."""
+    header: tuple[str, ...] = ()
+    """The columns of files without a header line."""
 
 
 SPECS = {
@@ -38,7 +38,7 @@ SPECS = {
         text=("sentence",),
         pair=(),
         metric="matthews",
-        bare=("source", "label", "star", "sentence"),
+        header=("source", "label", "star", "sentence"),
     ),
     "sst2": Spec(folders=("sst2", "sst"), text=("sentence",), pair=()),
     "mrpc": Spec(
@@ -75,57 +75,60 @@ SPECS = {
 }
 GLUE = tuple(SPECS)
 
-TRAIN = ("train.tsv", "msr_paraphrase_train.txt")
-FILES = {  # the split `dev` of MNLI is the matched one
+TRAIN_FILES = ("train.tsv", "msr_paraphrase_train.txt")
+OTHER_FILES = {  # for MNLI, `dev` and `test` are the matched ones
     "dev": ("dev.tsv", "dev_matched.tsv"),
     "dev_mismatched": ("dev_mismatched.tsv",),
     "test": ("test.tsv", "test_matched.tsv", "msr_paraphrase_test.txt"),
     "test_mismatched": ("test_mismatched.tsv",),
 }
-DIAGNOSTIC = ("diagnostic.tsv", "AX.tsv")
-HIDDEN = ("test", "test_mismatched", "ax")
-"""Splits whose labels are secret."""
-IDS = ("index", "id", "idx")
-DISPUTED = "-"
-"""The label of MNLI's rows on which the annotators did not agree."""
-UNKNOWN = (DISPUTED, "-1", "")
+DIAGNOSTIC_FILES = ("diagnostic.tsv", "AX.tsv")
+UNLABELLED_SPLITS = ("test", "test_mismatched", "ax")
+ID_NAMES = ("index", "id", "idx")
+NO_CONSENSUS = "-"
+"""The label in MNLI when the annotators did not agree."""
+UNKNOWN_LABELS = (NO_CONSENSUS, "-1", "")
 
 
 def load_glue(name: str, folder: Path) -> Task:
-    """A task of GLUE, from the folder of all tasks or from its own."""
-    name = plain(name)
+    """Load a GLUE task from the folder of all tasks or from its own folder."""
+    name = normalize_name(name)
     if name not in SPECS:
         raise UserError(f"GLUE has no task '{name}': {nearest(name, list(GLUE))}")
     spec = SPECS[name]
-    home = task_folder(spec, folder) or folder
-    train = train_file(home)
+    task_folder = find_task_folder(spec, folder) or folder
+    train = find_train_file(task_folder)
     if train is None:
         raise UserError(
-            f"'{folder}' holds no train file of {name}: name the folder of GLUE, with "
-            f"{spec.folders[0].upper()}/train.tsv in it, or the task's own."
+            f"'{folder}' holds no train file of {name}: name the GLUE folder, which contains "
+            f"{spec.folders[0].upper()}/train.tsv, or the folder of the task."
         )
     warnings = []
-    if train.name not in TRAIN:
+    if train.name not in TRAIN_FILES:
         warnings.append(
             f"{name}: there is no train.tsv; '{train.name}' is used, so the scores are not "
             "comparable with published ones."
         )
     splits: dict[str, list[Sentence]] = {}
-    for split, file in {"train": train, **other_files(name, home)}.items():
-        splits[split], broken = read_split(name, file, hidden=split in HIDDEN)
-        if broken:
+    for split, file in {"train": train, **find_other_files(name, task_folder)}.items():
+        splits[split], dropped = read_glue_file(
+            name, file, labels_optional=split in UNLABELLED_SPLITS
+        )
+        if dropped:
             warnings.append(
-                f"{name}: {broken} rows of '{file.name}' are left out: broken or without a label."
+                f"{name}: {dropped} rows of '{file.name}' are dropped: malformed, or without a "
+                "label."
             )
     if "dev" not in splits:
-        splits["train"], splits["dev"], note = set_aside(train, splits["train"], content)
+        splits["train"], splits["dev"], note = make_dev_split(train, splits["train"], example_texts)
         warnings.append(f"{name}: {note}")
-    without_stops = name == "mnli" and lost_stops(splits["train"]) and not lost_stops(splits["dev"])
+    without_stops = name == "mnli" and has_no_full_stops(splits["train"])
+    without_stops = without_stops and not has_no_full_stops(splits["dev"])
     if without_stops:
-        splits = {split: [without_stop(e) for e in rows] for split, rows in splits.items()}
+        splits = {split: [strip_full_stops(e) for e in rows] for split, rows in splits.items()}
         warnings.append(
             f"{name}: no text of '{train.name}' ends with a full stop, so final full stops are "
-            "taken away in all splits."
+            "removed in all splits."
         )
     return Task(
         name=name,
@@ -140,71 +143,79 @@ def load_glue(name: str, folder: Path) -> Task:
     )
 
 
-def present(folder: Path) -> list[str]:
-    """The tasks that `load_glue` finds in GLUE's folder; where dev is missing it makes one."""
-    homes = {name: task_folder(spec, folder) for name, spec in SPECS.items()}
-    return [name for name, home in homes.items() if home and train_file(home)]
+def available_tasks(folder: Path) -> list[str]:
+    """List the tasks that `load_glue` can load from the GLUE folder."""
+    return [name for name, spec in SPECS.items() if find_task_folder(spec, folder)]
 
 
-def plain(name: str) -> str:
-    """A name in small letters and digits: STS-B -> stsb."""
+def normalize_name(name: str) -> str:
+    """Reduce a name to lower-case letters and digits: STS-B -> stsb."""
     return "".join(c for c in name.lower() if c.isalnum())
 
 
-def task_folder(spec: Spec, folder: Path) -> Path | None:
-    """The folder of a task: the one given or one in it, by its name."""
+def find_task_folder(spec: Spec, folder: Path) -> Path | None:
+    """Find the folder of a task by name: `folder` itself or one in it, with a train file."""
     if not folder.is_dir():
-        raise UserError(f"There is no folder '{folder}': name the one that holds GLUE's tasks.")
+        raise UserError(
+            f"There is no folder '{folder}': name the one that contains the GLUE tasks."
+        )
     folders = [folder.resolve(), *sorted(p for p in folder.iterdir() if p.is_dir())]
-    return next((p for p in folders if plain(p.name) in spec.folders and train_file(p)), None)
+    named = (p for p in folders if normalize_name(p.name) in spec.folders)
+    return next((p for p in named if find_train_file(p)), None)
 
 
-def train_file(home: Path) -> Path | None:
-    """The train file of a task's folder, if need be one with a longer name."""
-    if whole := first_file(home, TRAIN):
-        return whole
-    others = sorted(home.glob("train*.tsv"))
+def find_train_file(folder: Path) -> Path | None:
+    """Find the train file of a task: the usual name, else the only `train*.tsv`."""
+    if usual := first_file(folder, TRAIN_FILES):
+        return usual
+    others = sorted(folder.glob("train*.tsv"))
     if len(others) > 1:
         names = ", ".join(f"'{p.name}'" for p in others)
-        raise UserError(f"'{home}' has several train files: leave one of {names}.")
+        raise UserError(f"'{folder}' has several train files: keep one of {names}.")
     return others[0] if others else None
 
 
-def other_files(name: str, home: Path) -> dict[str, Path]:
-    """The files of the splits besides train."""
-    files = {split: first_file(home, names) for split, names in FILES.items()}
+def find_other_files(name: str, folder: Path) -> dict[str, Path]:
+    """Find the files of all splits but train."""
+    files = {split: first_file(folder, names) for split, names in OTHER_FILES.items()}
     if name == "mnli":
-        files["ax"] = first_file(home, DIAGNOSTIC)
-        for folder in sorted(p for p in home.resolve().parent.iterdir() if p.is_dir()):
-            if plain(folder.name) in ("ax", "diagnostic"):
-                files["ax"] = files["ax"] or first_file(folder, (*DIAGNOSTIC, "test.tsv"))
+        files["ax"] = first_file(folder, DIAGNOSTIC_FILES)
+        for sibling in sorted(p for p in folder.resolve().parent.iterdir() if p.is_dir()):
+            if normalize_name(sibling.name) in ("ax", "diagnostic"):
+                files["ax"] = files["ax"] or first_file(sibling, (*DIAGNOSTIC_FILES, "test.tsv"))
     return {split: file for split, file in files.items() if file}
 
 
 def first_file(folder: Path, names: Iterable[str]) -> Path | None:
-    """The first of some files that is there."""
+    """The first of some files that exists."""
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def read_split(name: str, path: Path, *, hidden: bool) -> tuple[list[Sentence], int]:
-    """The examples of a file, and how many rows were left out; `hidden` allows missing labels."""
+def read_glue_file(
+    name: str, path: Path, *, labels_optional: bool, content: str | None = None
+) -> tuple[list[Sentence], int]:
+    """Read the examples of a file, and count the rows that were dropped.
+
+    `content` is the text of the file if you have read it already.
+    """
     spec = SPECS[name]
-    rows = plain_cells(read_text(path))
-    columns = spec.bare
+    rows = split_cells(read_text(path) if content is None else content)
+    columns = spec.header
     if not columns or columns[-1] in rows[0][1]:
         columns = tuple(cell.strip() for cell in rows[0][1])
         del rows[0]
-    text = column_of(path, columns, spec.text)
-    pair = column_of(path, columns, spec.pair) if spec.pair else None
-    known = not hidden or bool(set(spec.label) & set(columns))
-    label = column_of(path, columns, spec.label) if known else None
-    index = column_of(path, columns, IDS) if set(IDS) & set(columns) else None
+    text = find_column(path, columns, spec.text)
+    pair = find_column(path, columns, spec.pair) if spec.pair else None
+    labelled = not labels_optional or bool(set(spec.label) & set(columns))
+    label = find_column(path, columns, spec.label) if labelled else None
+    index = find_column(path, columns, ID_NAMES) if set(ID_NAMES) & set(columns) else None
     examples: list[Sentence] = []
-    # The official train file of QQP has some rows that are broken.
-    for line, row in sound(path, rows, len(columns), lenient=name == "qqp" and not hidden):
-        given = None if label is None else label_of(spec, f"'{path}' line {line}", row[label])
-        if given is None and not hidden and label is not None:
-            if row[label] != DISPUTED:
+    # the official train file of QQP has malformed rows
+    lenient = name == "qqp" and not labels_optional
+    for line, row in complete_rows(path, rows, len(columns), lenient=lenient):
+        given = None if label is None else parse_label(spec, f"'{path}' line {line}", row[label])
+        if given is None and not labels_optional and label is not None:
+            if row[label] != NO_CONSENSUS:
                 raise UserError(f"'{path}' line {line} has no label: name a file with labels.")
             continue
         examples.append(
@@ -220,19 +231,19 @@ def read_split(name: str, path: Path, *, hidden: bool) -> tuple[list[Sentence], 
     return examples, len(rows) - len(examples)
 
 
-def column_of(path: Path, columns: tuple[str, ...], names: tuple[str, ...]) -> int:
-    """The place of the first of some columns that is there."""
+def find_column(path: Path, columns: tuple[str, ...], names: tuple[str, ...]) -> int:
+    """The index of the first of some columns that exists."""
     for name in names:
         if name in columns:
             return columns.index(name)
     raise UserError(
         f"'{path}' line 1 names no column '{names[-1]}', it has: "
-        f"{', '.join(short(name) for name in columns)}."
+        f"{', '.join(shorten(name) for name in columns)}."
     )
 
 
-def sound(path: Path, rows: list[Cells], width: int, *, lenient: bool) -> Iterator[Cells]:
-    """The rows with as many cells as there are columns."""
+def complete_rows(path: Path, rows: list[Cells], width: int, *, lenient: bool) -> Iterator[Cells]:
+    """The rows with one cell per column; others are an error unless `lenient`."""
     for line, row in rows:
         if len(row) == width:
             yield line, row
@@ -242,29 +253,29 @@ def sound(path: Path, rows: list[Cells], width: int, *, lenient: bool) -> Iterat
             )
 
 
-def label_of(spec: Spec, place: str, given: str) -> int | float | None:
-    """The label of a row as a number; None where it is hidden."""
+def parse_label(spec: Spec, location: str, given: str) -> int | float | None:
+    """The label index or value of a row; None if unknown."""
     given = given.strip()
     if given in spec.labels:
         return spec.labels.index(given)
-    if given in UNKNOWN:
+    if given in UNKNOWN_LABELS:
         return None
     try:
         value = float(given)
     except ValueError:
         value = math.nan
     if spec.labels or not math.isfinite(value):
-        wanted = ", ".join(spec.labels) or "a number"
-        raise UserError(f"{place}: the label is '{short(given)}' instead of {wanted}.")
+        expected = ", ".join(spec.labels) or "a number"
+        raise UserError(f"{location}: the label is '{shorten(given)}' instead of {expected}.")
     return value
 
 
-def lost_stops(examples: list[Sentence]) -> bool:
+def has_no_full_stops(examples: list[Sentence]) -> bool:
     """Whether no text ends with a full stop."""
     return not any(e.text.endswith(".") or str(e.pair).endswith(".") for e in examples)
 
 
-def without_stop(example: Sentence) -> Sentence:
-    """The example without full stops at the end of its texts."""
+def strip_full_stops(example: Sentence) -> Sentence:
+    """Remove full stops at the end of the texts."""
     pair = None if example.pair is None else example.pair.rstrip(" .")
     return replace(example, text=example.text.rstrip(" ."), pair=pair)

@@ -1,4 +1,4 @@
-"""What GLUE's server gets."""
+"""The submission to the GLUE server."""
 
 import zipfile
 
@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from electra.errors import UserError
-from electra.tasks.submit import write_submission
+from electra.tasks.glue_submission import write_submission
 
 
-def test_every_task_in_its_file_and_all_in_the_archive(tmp_path):
+def test_files_and_archive(tmp_path):
     predictions = {
         "cola": [0, 1],
         "sst2": [1, 1],
@@ -41,7 +41,7 @@ def test_every_task_in_its_file_and_all_in_the_archive(tmp_path):
         assert (tmp_path / "out" / name).read_bytes() == content.encode()
 
 
-def test_the_same_predictions_give_the_same_bytes(tmp_path):
+def test_archive_is_deterministic(tmp_path):
     packs = [write_submission(tmp_path / name, {"rte": [0, 1]}).read_bytes() for name in "ab"]
     assert packs[0] == packs[1]
     with zipfile.ZipFile(tmp_path / "a" / "submission.zip") as pack:
@@ -53,10 +53,10 @@ def test_the_same_predictions_give_the_same_bytes(tmp_path):
     [
         ({}, "no predictions"),
         ({"sst": [1]}, "did you mean 'sst2'"),
-        ({"stsb": [1.0, float("nan")]}, "no number"),
+        ({"stsb": [1.0, float("nan")]}, "not a number"),
     ],
 )
-def test_refusals(tmp_path, predictions, words):
+def test_invalid_predictions_are_refused(tmp_path, predictions, words):
     with pytest.raises(UserError, match=words):
         write_submission(tmp_path, predictions)
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Schemes of tags, their spans, and span F1 against seqeval."""
+"""Tag schemes and span F1, compared with seqeval."""
 
 import warnings
 
@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from electra.tasks.spans import (
-    breaches,
+from electra.tasks.tag_schemes import (
     find_scheme,
+    find_spans,
+    find_violations,
     score_spans,
-    spans,
     to_bioes,
     to_scheme,
 )
@@ -34,25 +34,25 @@ def pairs(tags: list[str]):
 
 @settings(deadline=None)  # the first call imports seqeval
 @given(sentences(ANY))
-def test_spans_are_those_of_seqeval(rows):
+def test_spans_match_seqeval(rows):
     labels = pytest.importorskip("seqeval.metrics.sequence_labeling")
     for tags in rows:
         theirs = {(kind, start, end + 1) for kind, start, end in labels.get_entities(tags)}
-        assert spans(tags) == theirs
+        assert find_spans(tags) == theirs
 
 
 @settings(deadline=None)
 @given(sentences(["O", "B", "I", "E", "S"]))
-def test_spans_without_types_too(rows):
+def test_untyped_spans_match_seqeval(rows):
     labels = pytest.importorskip("seqeval.metrics.sequence_labeling")
     for tags in rows:
         theirs = {(kind, start, end + 1) for kind, start, end in labels.get_entities(tags)}
-        assert spans(tags) == theirs
+        assert find_spans(tags) == theirs
 
 
 @settings(deadline=None)
 @given(pairs(ANY))
-def test_scores_are_those_of_seqeval(both):
+def test_scores_match_seqeval(both):
     metrics = pytest.importorskip("seqeval.metrics")
     gold, predicted = both
     ours = score_spans(gold, predicted)
@@ -64,25 +64,25 @@ def test_scores_are_those_of_seqeval(both):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(rows=sentences(ANY))
-def test_every_scheme_holds_the_same_spans(scheme, rows):
+def test_conversion_preserves_spans(scheme, rows):
     for tags in rows:
         encoded = to_scheme(tags, scheme)
-        assert spans(encoded) == spans(tags)
-        assert not list(breaches(encoded, scheme))
+        assert find_spans(encoded) == find_spans(tags)
+        assert not list(find_violations(encoded, scheme))
         assert to_scheme(to_bioes(encoded), scheme) == encoded
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(rows=sentences(ANY))
-def test_the_scheme_found_allows_all_tags(scheme, rows):
-    """Some sets of tags fit several schemes; what is found must read them without a breach."""
+def test_detected_scheme_has_no_violations(scheme, rows):
+    """Some tags fit several schemes; the detected one must have no violations."""
     encoded = [to_scheme(tags, scheme) for tags in rows]
     found = find_scheme(encoded)
-    if not any(spans(tags) for tags in encoded):
+    if not any(find_spans(tags) for tags in encoded):
         assert found is None
         return
-    assert not [breach for tags in encoded for breach in breaches(tags, found)]
-    assert [spans(to_bioes(tags)) for tags in encoded] == [spans(tags) for tags in rows]
+    assert not [violation for tags in encoded for violation in find_violations(tags, found)]
+    assert [find_spans(to_bioes(tags)) for tags in encoded] == [find_spans(tags) for tags in rows]
 
 
 @pytest.mark.parametrize(
@@ -98,16 +98,16 @@ def test_the_scheme_found_allows_all_tags(scheme, rows):
         (["O O"], None),
         (["B-X I-X NOUN"], None),
         (["B- O"], None),
-        (["E-X L-X O"], None),  # ends of spans that never begin
-        (["B-X O", "O I-X"], "IOB2"),  # one breach in either
+        (["E-X L-X O"], None),  # ends of spans that never start
+        (["B-X O", "O I-X"], "IOB2"),  # one violation in each
     ],
 )
-def test_schemes(rows, scheme):
+def test_find_scheme(rows, scheme):
     assert find_scheme(row.split() for row in rows) == scheme
 
 
 @pytest.mark.parametrize(
-    ("tags", "scheme", "places"),
+    ("tags", "scheme", "words"),
     [
         ("O I-X I-X", "IOB2", [1]),
         ("B-X I-Y I-Y", "IOB2", [1]),
@@ -125,18 +125,18 @@ def test_schemes(rows, scheme):
         ("B-X NOUN S-X BI-X", "IOB2", [1, 2, 3]),
     ],
 )
-def test_breaches(tags, scheme, places):
-    assert [place for place, _ in breaches(tags.split(), scheme)] == places
+def test_find_violations(tags, scheme, words):
+    assert [word for word, _ in find_violations(tags.split(), scheme)] == words
 
 
-def test_one_mistake_does_not_change_the_scheme():
+def test_one_mistake_does_not_change_the_detected_scheme():
     rows = [["B-X", "I-X", "O"]] * 9
     assert find_scheme([*rows, ["O", "I-X"]]) == "IOB2"
     rows = [["I-X", "I-X", "O"]] * 9
     assert find_scheme([*rows, ["O", "B-X"]]) == "IOB1"
 
 
-def test_scores_by_hand():
+def test_score_spans():
     gold = [["B-X", "I-X", "O", "B-Y"], ["B-X", "O"]]
     predicted = [["B-X", "I-X", "B-Y", "O"], ["B-X", "I-X"]]
     assert score_spans(gold, predicted) == pytest.approx(

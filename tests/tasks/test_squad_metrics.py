@@ -1,4 +1,4 @@
-"""SQuAD's metrics: rules, thresholds, and the published predictions."""
+"""SQuAD metrics, by hand and on published predictions."""
 
 import json
 import tarfile
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from electra.errors import UserError
 from electra.tasks.examples import Answer, Question
-from electra.tasks.squad import more_questions
-from electra.tasks.squad_score import THRESHOLD, best_threshold, normal_words, score_answers
+from electra.tasks.squad import read_question_examples
+from electra.tasks.squad_metrics import THRESHOLD, best_threshold, normalize_answer, score_answers
 
 ARCHIVE = Path(__file__).parents[3] / "shared" / "data" / "tasks" / "squad.tar.xz"
 
@@ -39,8 +39,8 @@ def question(number, *texts, impossible=False):
         ("the\u00a0barn", ["barn"]),
     ],
 )
-def test_words_that_are_compared(text, words):
-    assert normal_words(text) == words
+def test_normalize_answer(text, words):
+    assert normalize_answer(text) == words
 
 
 @pytest.mark.parametrize(
@@ -54,30 +54,30 @@ def test_words_that_are_compared(text, words):
         ("", 0, 0),
     ],
 )
-def test_one_answer(answer, exact, f1):
+def test_scores_of_one_answer(answer, exact, f1):
     scores = score_answers([question(1, "old barn")], {"q1": answer})
     assert scores == pytest.approx({"exact_match": exact, "f1": f1})
 
 
-def test_the_nearest_gold_answer_counts():
+def test_best_gold_answer_counts():
     examples = [question(1, "barn", "the old red barn"), question(2, "mill")]
     scores = score_answers(examples, {"q1": "old barn", "q2": "a mill"})
     assert scores == pytest.approx({"exact_match": 0.5, "f1": (0.8 + 1) / 2})
 
 
-def test_missing_questions_count_nothing():
+def test_missing_questions_score_0():
     examples = [question(1, "barn"), question(2, impossible=True)]
     assert score_answers(examples[:1], {})["f1"] == 0
     scores = score_answers(examples, {"q1": "barn"}, {"q1": -9.0})
     assert scores["f1"] == 0.5
     assert scores["best_f1"] == 0.5
     assert scores["no_answer_f1"] == 0
-    with pytest.raises(UserError, match="hidden"):
+    with pytest.raises(UserError, match="nothing to score"):
         score_answers([question(1)], {})
 
 
-def test_nothing_but_articles():
-    """Two answers without words agree in 2.0, and do not have an F1 in 1.1."""
+def test_answer_of_articles_only():
+    """Two empty answers agree in SQuAD 2.0, but score 0 in 1.1."""
     one = [question(1, "The", "barn")]
     assert score_answers(one, {"q1": "A"}) == {"exact_match": 1, "f1": 0}
     two = [*one, question(2, impossible=True)]
@@ -85,7 +85,7 @@ def test_nothing_but_articles():
     assert score_answers(two, {"q1": "barn", "q2": ""})["exact_match"] == 1
 
 
-def test_an_answer_on_the_threshold_is_given():
+def test_answer_at_the_threshold_is_kept():
     examples = [question(1, "barn"), question(2, impossible=True)]
     answers = {"q1": "barn", "q2": "mill"}
     for null, right in ((THRESHOLD, 0.5), (np.nextafter(THRESHOLD, 0), 0.5)):
@@ -94,7 +94,7 @@ def test_an_answer_on_the_threshold_is_given():
         assert found["has_answer_f1"] == (null == THRESHOLD)
 
 
-def test_parts_and_thresholds():
+def test_subsets_and_thresholds():
     examples = [
         question(1, "barn"),
         question(2, "old mill"),
@@ -121,7 +121,7 @@ def test_parts_and_thresholds():
     assert scores["no_answer_f1"] == 1
     assert scores["best_exact_match"] == 0.75
     assert scores["best_f1"] == pytest.approx((1 + 2 / 3 + 1 + 1) / 4)
-    assert scores["best_f1_threshold"] == 0.5  # in the middle of -1 and 2
+    assert scores["best_f1_threshold"] == 0.5  # halfway between -1 and 2
     again = score_answers(examples, answers, null, threshold=scores["best_f1_threshold"])
     assert again["f1"] == pytest.approx(scores["best_f1"])
 
@@ -135,7 +135,7 @@ cases = st.lists(
 
 @settings(deadline=None)
 @given(cases)
-def test_no_threshold_is_better_than_the_best(rows):
+def test_best_threshold_is_optimal(rows):
     scores = np.array([row[0] for row in rows])
     odds = np.array([float(row[1]) for row in rows])
     possible = np.array([row[2] for row in rows])
@@ -171,8 +171,8 @@ def archive(tmp_path_factory):
         ("v2.0", "v2.0-bidaf-sa-elmo", 65.704, 67.876),
     ],
 )
-def test_published_predictions(archive, version, name, exact, f1):
-    examples = more_questions(archive / f"dev-{version}.rebuilt.json")
+def test_scores_of_published_predictions(archive, version, name, exact, f1):
+    examples = read_question_examples(archive / f"dev-{version}.rebuilt.json")
     scores = score_answers(examples, json.loads((archive / f"{name}.json").read_text()))
     assert round(100 * scores["exact_match"], 3) == exact
     assert round(100 * scores["f1"], 3) == f1

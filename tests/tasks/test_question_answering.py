@@ -1,4 +1,4 @@
-"""Questions as windows of their context, and the way back to answers."""
+"""Encoding questions as windows, and decoding answers."""
 
 import random
 from dataclasses import replace
@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from electra.tasks.examples import Answer, Question
-from electra.tasks.windows import (
+from electra.tasks.question_answering import (
     SpanScores,
     best_texts,
     best_windows,
-    cut_windows,
     decode_answers,
     encode_questions,
+    sliding_windows,
 )
 from electra.text.tokenizer import load_tokenizer, load_vocabulary, train_tokenizer
 
@@ -34,7 +34,7 @@ SIZES = {"wordpiece": 150, "bpe": 400, "unigram": 120}
 
 
 @pytest.fixture(scope="module", params=["wordpiece", "bpe", "unigram"])
-def kit(request, corpus, tmp_path_factory):
+def tokenizer_and_vocab(request, corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("windows") / request.param
     train_tokenizer([corpus], out, vocab_size=SIZES[request.param], kind=request.param)
     return load_tokenizer(out), load_vocabulary(out)
@@ -45,8 +45,8 @@ def wordpiece(tokenizer_folder):
     return load_tokenizer(tokenizer_folder), load_vocabulary(tokenizer_folder)
 
 
-def made_up(count: int, words: int, seed: int = 0, longest: int = 3) -> list[Question]:
-    """Questions whose answers are some words of their context."""
+def random_questions(count: int, words: int, seed: int = 0, longest: int = 3) -> list[Question]:
+    """Questions with answers of a few words."""
     rng = random.Random(seed)
     examples = []
     for number in range(count):
@@ -74,23 +74,23 @@ def made_up(count: int, words: int, seed: int = 0, longest: int = 3) -> list[Que
 
 
 def perfect(features) -> SpanScores:
-    """The outputs of a model that always knows the target of its row."""
-    rows = len(features.ids)
+    """The outputs of a model that predicts every label correctly."""
+    rows = len(features.input_ids)
     return SpanScores(
-        starts=features.target[:, :1].astype(np.int16),
+        starts=features.labels[:, :1].astype(np.int16),
         start_scores=np.zeros((rows, 1), np.float32),
-        ends=features.target[:, 1:2, None].astype(np.int16),
+        ends=features.labels[:, 1:2, None].astype(np.int16),
         end_scores=np.zeros((rows, 1, 1), np.float32),
         null=np.zeros(rows, np.float32),
     )
 
 
 @pytest.mark.parametrize(("length", "words"), [(512, 3), (128, 1)])
-def test_answers_survive_the_way_there_and_back(kit, length, words):
-    """In every tokenizer, with accents and emoji, in one window or several."""
-    examples = made_up(120, 120, longest=words)
-    features = encode_questions(examples, *kit, length, training=False)
-    assert max(len(row) for row in features.ids) <= length
+def test_encode_then_decode_recovers_the_answers(tokenizer_and_vocab, length, words):
+    """With every tokenizer, accents and emoji, one window or several."""
+    examples = random_questions(120, 120, longest=words)
+    features = encode_questions(examples, *tokenizer_and_vocab, length, training=False)
+    assert max(len(row) for row in features.input_ids) <= length
     for prediction, example in zip(
         decode_answers(features, examples, perfect(features)), examples, strict=True
     ):
@@ -98,19 +98,19 @@ def test_answers_survive_the_way_there_and_back(kit, length, words):
         assert prediction.text == example.answers[0].text
 
 
-def test_a_special_token_in_a_text_is_text(wordpiece):
+def test_special_token_names_in_a_text_are_text(wordpiece):
     tokenizer, vocab = wordpiece
     texts = {"question": "what is [SEP]", "context": "the [MASK] was old [SEP] barley"}
     example = Question(id="a", answers=(Answer(text="barley", start=25),), **texts)
     features = encode_questions([example], tokenizer, vocab, 64, training=False)
-    (row,) = features.ids
+    (row,) = features.input_ids
     assert row.tolist().count(vocab.sep) == 2
     assert vocab.mask not in row
     (prediction,) = decode_answers(features, [example], perfect(features))
     assert prediction.text == "barley"
 
 
-def test_rows(wordpiece):
+def test_one_window(wordpiece):
     tokenizer, vocab = wordpiece
     example = Question(
         id="a",
@@ -121,46 +121,46 @@ def test_rows(wordpiece):
     features = encode_questions([example], tokenizer, vocab, 64, training=False)
     question = tokenizer.encode(example.question, add_special_tokens=False).ids
     context = tokenizer.encode(example.context, add_special_tokens=False)
-    (row,) = features.ids
+    (row,) = features.input_ids
     assert row.tolist() == [vocab.cls, *question, vocab.sep, *context.ids, vocab.sep]
     head = len(question) + 2
-    assert features.first.tolist() == [head]
+    assert features.segment_start.tolist() == [head]
     first = next(i for i, (start, _) in enumerate(context.offsets) if start == 4)
     last = next(i for i, (_, end) in enumerate(context.offsets) if end == 14)
-    assert features.target.tolist() == [[head + first, head + last, 0]]
-    assert features.spans[0][:head].max() == -1
-    assert features.spans[0][-1].tolist() == [-1, -1]
-    assert features.spans[0][head:-1].tolist() == [list(place) for place in context.offsets]
+    assert features.labels.tolist() == [[head + first, head + last, 0]]
+    assert features.offsets[0][:head].max() == -1
+    assert features.offsets[0][-1].tolist() == [-1, -1]
+    assert features.offsets[0][head:-1].tolist() == [list(position) for position in context.offsets]
 
 
-def test_windows_hold_everything_and_the_best_counts(wordpiece):
+def test_windows_cover_the_context_and_answers_start_in_the_best_one(wordpiece):
     tokenizer, vocab = wordpiece
-    examples = made_up(30, 200)
-    features = encode_questions(examples, tokenizer, vocab, 60, stride=16, training=False)
-    assert len(features.ids) > 60
-    assert (np.diff(features.example) >= 0).all()
+    examples = random_questions(30, 200)
+    features = encode_questions(examples, tokenizer, vocab, 60, doc_stride=16, training=False)
+    assert len(features.input_ids) > 60
+    assert (np.diff(features.example_index) >= 0).all()
     for number, example in enumerate(examples):
         context = tokenizer.encode(example.context, add_special_tokens=False)
-        rows = np.flatnonzero(features.example == number)
+        rows = np.flatnonzero(features.example_index == number)
         starts, joined = [], []
         for row in rows:
-            places, head = features.spans[row], features.first[row]
-            assert (places[head:-1, 1] >= 0).all()  # ends stay
-            starts += places[places[:, 0] >= 0].tolist()
-            joined += features.ids[row][head:-1].tolist()
-        # each token's start is in exactly one window
-        assert sorted(starts) == sorted(list(place) for place in context.offsets)
+            offsets, head = features.offsets[row], features.segment_start[row]
+            assert (offsets[head:-1, 1] >= 0).all()  # ends stay
+            starts += offsets[offsets[:, 0] >= 0].tolist()
+            joined += features.input_ids[row][head:-1].tolist()
+        # every token can start an answer in exactly one window
+        assert sorted(starts) == sorted(list(position) for position in context.offsets)
         assert set(joined) == set(context.ids)
 
 
 def slow_best(total, windows):
-    """BERT's rule in plain words."""
+    """A direct implementation of BERT's rule."""
     chosen = []
-    for place in range(total):
+    for position in range(total):
         best, which = -1.0, -1
         for number, (start, size) in enumerate(windows):
-            if start <= place < start + size:
-                score = min(place - start, start + size - 1 - place) + 0.01 * size
+            if start <= position < start + size:
+                score = min(position - start, start + size - 1 - position) + 0.01 * size
                 if score > best:
                     best, which = score, number
         chosen.append(which)
@@ -168,59 +168,59 @@ def slow_best(total, windows):
 
 
 @pytest.mark.parametrize(
-    ("total", "room", "stride"), [(300, 100, 32), (101, 100, 32), (530, 400, 128), (90, 20, 1)]
+    ("total", "size", "stride"), [(300, 100, 32), (101, 100, 32), (530, 400, 128), (90, 20, 1)]
 )
-def test_the_window_with_most_context(total, room, stride):
-    windows = list(cut_windows(total, room, stride))
+def test_best_windows_match_bert(total, size, stride):
+    windows = list(sliding_windows(total, size, stride))
     assert best_windows(total, windows).tolist() == slow_best(total, windows)
 
 
-def test_strides():
-    assert list(cut_windows(600, 400, 128)) == [(0, 400), (128, 400), (256, 344)]
-    assert list(cut_windows(400, 400, 128)) == [(0, 400)]
-    assert list(cut_windows(0, 400, 128)) == [(0, 0)]
-    # rows shorter than the stride overlap by half all the same
-    assert list(cut_windows(100, 50, 128)) == [(0, 50), (25, 50), (50, 50)]
+def test_sliding_windows():
+    assert list(sliding_windows(600, 400, 128)) == [(0, 400), (128, 400), (256, 344)]
+    assert list(sliding_windows(400, 400, 128)) == [(0, 400)]
+    assert list(sliding_windows(0, 400, 128)) == [(0, 0)]
+    # windows shorter than the stride still overlap by half
+    assert list(sliding_windows(100, 50, 128)) == [(0, 50), (25, 50), (50, 50)]
 
 
-def test_targets(wordpiece):
-    examples = made_up(40, 150, seed=3)
+def test_labels(wordpiece):
+    examples = random_questions(40, 150, seed=3)
     impossible = Question(id="none", question="the", context=examples[0].context, impossible=True)
     features = encode_questions([*examples, impossible], *wordpiece, 48, training=True)
-    assert len(features.spans) == 0
-    found = features.target[:, 1] > 0
-    assert set(features.example[found]) == set(range(40))  # every answer is in some window
+    assert len(features.offsets) == 0
+    found = features.labels[:, 1] > 0
+    assert set(features.example_index[found]) == set(range(40))  # every answer is in some window
     assert (~found).sum() > 40  # windows without it are kept
-    last = features.example == 40
-    assert (features.target[last] == [0, 0, 1]).all()
-    assert (features.target[~last, 2] == 0).all()
+    last = features.example_index == 40
+    assert (features.labels[last] == [0, 0, 1]).all()
+    assert (features.labels[~last, 2] == 0).all()
 
 
-def test_targets_are_whole_answers_or_none(wordpiece):
-    """Window by window: exactly the answer's tokens, and (0, 0) as soon as one is missing."""
+def test_windows_are_labelled_only_with_complete_answers(wordpiece):
+    """A window has the exact tokens of the answer, or (0, 0) if one is missing."""
     tokenizer, _ = wordpiece
-    examples = made_up(60, 100, seed=4)
-    features = encode_questions(examples, *wordpiece, 48, stride=5, training=True)
+    examples = random_questions(60, 100, seed=4)
+    features = encode_questions(examples, *wordpiece, 48, doc_stride=5, training=True)
     partly = 0
     for number, example in enumerate(examples):
         encoding = tokenizer.encode(example.context, add_special_tokens=False)
         (answer,) = example.answers
         low, high = answer.start, answer.start + len(answer.text)
         tokens = [i for i, (a, b) in enumerate(encoding.offsets) if b > low and a < high]
-        rows = np.flatnonzero(features.example == number)
-        head = int(features.first[rows[0]])
-        windows = cut_windows(len(encoding.ids), 48 - head - 1, 5)
+        rows = np.flatnonzero(features.example_index == number)
+        head = int(features.segment_start[rows[0]])
+        windows = sliding_windows(len(encoding.ids), 48 - head - 1, 5)
         for row, (start, size) in zip(rows, windows, strict=True):
             inside = [i for i in tokens if start <= i < start + size]
             partly += 0 < len(inside) < len(tokens)
             expected = [0, 0, 0]
             if inside == tokens:
                 expected = [head + tokens[0] - start, head + tokens[-1] - start, 0]
-            assert features.target[row].tolist() == expected
+            assert features.labels[row].tolist() == expected
     assert partly > 20
 
 
-def test_an_answer_ends_before_the_comma(wordpiece):
+def test_answer_excludes_the_following_comma(wordpiece):
     example = Question(
         id="a",
         question="the",
@@ -232,7 +232,7 @@ def test_an_answer_ends_before_the_comma(wordpiece):
     assert prediction.text == "barley"
 
 
-def test_only_answers_with_a_place_are_targets(wordpiece):
+def test_answers_without_a_position_are_not_labels(wordpiece):
     answers = (Answer(text="The Barn", start=-1), Answer(text="barley", start=4))
     example = Question(id="a", question="the", context="the barley", answers=answers)
     features = encode_questions([example], *wordpiece, 48, training=False)
@@ -240,36 +240,36 @@ def test_only_answers_with_a_place_are_targets(wordpiece):
     assert prediction.text == "barley"
 
 
-def test_hidden_answers_and_long_questions(wordpiece):
+def test_unknown_answers_and_long_questions(wordpiece):
     example = Question(id="a", question="the " * 50, context="the barley " * 40)
-    features = encode_questions([example], *wordpiece, 64, longest_question=20, training=False)
-    assert features.target is None
-    assert features.cut == 1
-    assert set(features.first) == {22}
+    features = encode_questions([example], *wordpiece, 64, max_question_length=20, training=False)
+    assert features.labels is None
+    assert features.num_truncated == 1
+    assert set(features.segment_start) == {22}
     after = [replace(example, question="the"), example, example]
-    features = encode_questions(after, *wordpiece, 64, longest_question=20, training=False)
-    assert (features.cut, features.first_cut) == (2, 1)
+    features = encode_questions(after, *wordpiece, 64, max_question_length=20, training=False)
+    assert (features.num_truncated, features.first_truncated) == (2, 1)
     features = encode_questions([example], *wordpiece, 40, training=False)
-    assert set(features.first) == {20}  # half of the row is left to the context
+    assert set(features.segment_start) == {20}  # half of the row is left to the context
     empty = Question(id="b", question="the", context="")
-    assert len(encode_questions([empty], *wordpiece, 40, training=False).ids) == 1
+    assert len(encode_questions([empty], *wordpiece, 40, training=False).input_ids) == 1
 
 
-def test_an_answer_may_reach_over_the_border_of_best_windows(wordpiece):
-    """Where its start is best seen in one window and its end in the next."""
+def test_an_answer_may_end_beyond_the_best_part_of_its_window(wordpiece):
+    """The start has most context in one window, the end in the next."""
     context = " ".join(["the"] * 100)
     example = Question(id="a", question="the", context=context)
-    features = encode_questions([example], *wordpiece, 54, stride=25, training=False)
-    places = features.spans[0]
-    edge = int(np.flatnonzero(places[:, 0] >= 0)[-1])
-    assert edge + 2 < len(places) - 1
-    scores = blank(len(features.ids), 1)
+    features = encode_questions([example], *wordpiece, 54, doc_stride=25, training=False)
+    offsets = features.offsets[0]
+    edge = int(np.flatnonzero(offsets[:, 0] >= 0)[-1])
+    assert edge + 2 < len(offsets) - 1
+    scores = empty_scores(len(features.input_ids), 1)
     scores.starts[0], scores.ends[0] = edge, edge + 1
     (prediction,) = decode_answers(features, [example], scores)
     assert prediction.text == "the the"
 
 
-def blank(rows: int, beam: int) -> SpanScores:
+def empty_scores(rows: int, beam: int) -> SpanScores:
     return SpanScores(
         starts=np.zeros((rows, beam), np.int64),
         start_scores=np.zeros((rows, beam)),
@@ -280,19 +280,19 @@ def blank(rows: int, beam: int) -> SpanScores:
 
 
 def slow_decode(features, examples, outputs, longest, n_best):
-    """The rules in plain words."""
+    """A direct implementation with loops."""
     answers = []
     for number, example in enumerate(examples):
         found = []
-        for row in np.flatnonzero(features.example == number):
-            places = features.spans[row]
+        for row in np.flatnonzero(features.example_index == number):
+            offsets = features.offsets[row]
             for i, start in enumerate(outputs.starts[row]):
                 for j, end in enumerate(outputs.ends[row, i]):
-                    if start >= len(places) or end >= len(places) or end < start:
+                    if start >= len(offsets) or end >= len(offsets) or end < start:
                         continue
-                    if places[start, 0] < 0 or places[end, 1] < 0 or end - start + 1 > longest:
+                    if offsets[start, 0] < 0 or offsets[end, 1] < 0 or end - start + 1 > longest:
                         continue
-                    text = example.context[places[start, 0] : places[end, 1]]
+                    text = example.context[offsets[start, 0] : offsets[end, 1]]
                     score = outputs.start_scores[row, i] + outputs.end_scores[row, i, j]
                     found.append((float(score), text))
         best = {}
@@ -303,11 +303,11 @@ def slow_decode(features, examples, outputs, longest, n_best):
     return answers
 
 
-def test_decoding_is_the_plain_rules(wordpiece):
+def test_decoding_matches_a_simple_implementation(wordpiece):
     rng = np.random.default_rng(0)
-    examples = made_up(60, 120, seed=5)
-    features = encode_questions(examples, *wordpiece, 48, stride=12, training=False)
-    rows, beam = len(features.ids), 6
+    examples = random_questions(60, 120, seed=5)
+    features = encode_questions(examples, *wordpiece, 48, doc_stride=12, training=False)
+    rows, beam = len(features.input_ids), 6
     starts = rng.integers(0, 52, (rows, beam)).astype(np.int16)
     outputs = SpanScores(
         starts=starts,
@@ -318,24 +318,26 @@ def test_decoding_is_the_plain_rules(wordpiece):
         end_scores=rng.normal(size=(rows, beam, beam)),
         null=rng.normal(size=rows).astype(np.float32),
     )
-    predictions = decode_answers(features, examples, outputs, longest_answer=5, n_best=7)
+    predictions = decode_answers(features, examples, outputs, max_answer_length=5, n_best=7)
     expected = slow_decode(features, examples, outputs, 5, 7)
     for number, (prediction, best) in enumerate(zip(predictions, expected, strict=True)):
         assert {text: score for text, score, _ in prediction.n_best} == pytest.approx(best)
         assert prediction.text == next(iter(best), "")
-        assert prediction.null == pytest.approx(outputs.null[features.example == number].min())
+        assert prediction.null == pytest.approx(
+            outputs.null[features.example_index == number].min()
+        )
         if best:
             chances = np.exp(list(best.values()))
             assert [p for *_, p in prediction.n_best] == pytest.approx(chances / chances.sum())
 
 
-def test_nothing_is_left(wordpiece):
-    example = made_up(1, 20)[0]
+def test_no_valid_span_gives_an_empty_answer(wordpiece):
+    example = random_questions(1, 20)[0]
     features = encode_questions([example], *wordpiece, 128, training=False)
-    (prediction,) = decode_answers(features, [example], blank(len(features.ids), 3))
+    (prediction,) = decode_answers(features, [example], empty_scores(len(features.input_ids), 3))
     assert (prediction.text, prediction.n_best) == ("", [])
-    last = len(features.ids[0]) - 1
-    scores = blank(len(features.ids), 1)
+    last = len(features.input_ids[0]) - 1
+    scores = empty_scores(len(features.input_ids), 1)
     for start, end in ((1, last - 1), (last, last), (last - 1, last), (last - 1, 999)):
         scores.starts[:], scores.ends[:] = start, end
         (prediction,) = decode_answers(features, [example], scores)
@@ -348,16 +350,16 @@ def test_nothing_is_left(wordpiece):
         forbidden[:] = 0
 
 
-def test_a_span_without_letters_is_no_answer():
-    scores, places = np.array([3.0, 2.0, 1.0]), np.array([[2, 2], [0, 3], [4, 5]])
-    found = best_texts("the farm", scores, places, 5)
+def test_empty_spans_are_not_answers():
+    scores, offsets = np.array([3.0, 2.0, 1.0]), np.array([[2, 2], [0, 3], [4, 5]])
+    found = best_texts("the farm", scores, offsets, 5)
     assert [text for text, *_ in found] == ["the", "f"]
     assert sum(chance for *_, chance in found) == pytest.approx(1)
 
 
-def test_contexts_are_tokenised_once(wordpiece):
+def test_contexts_are_tokenized_once(wordpiece):
     tokenizer, vocab = wordpiece
-    example = made_up(1, 20)[0]
+    example = random_questions(1, 20)[0]
 
     class Counting:
         texts = 0
@@ -373,4 +375,4 @@ def test_contexts_are_tokenised_once(wordpiece):
     counting = Counting()
     features = encode_questions([example] * 50, counting, vocab, 64, training=True)
     assert counting.texts == 1
-    assert len(np.unique(features.example)) == 50
+    assert len(np.unique(features.example_index)) == 50
