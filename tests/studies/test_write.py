@@ -163,7 +163,7 @@ def test_a_score_knows_where_it_came_from():
     one = TASKS[0]
     assert one.origin != replace(one, seeds=(0,)).origin
     assert one.origin != replace(one, config=FinetuneConfig(lr=1)).origin
-    assert one.origin == replace(one, config=FinetuneConfig(device="cpu", at_once=2)).origin
+    assert one.origin == replace(one, config=FinetuneConfig(device="cpu", parallel_seeds=2)).origin
     assert Probed(PAIRS).origin != Probed(PAIRS[:-1]).origin
 
 
@@ -180,7 +180,8 @@ def test_the_median_of_the_fine_tuning_seeds(tmp_path, console, monkeypatch):
 
 def test_every_pair_counts_the_same(tmp_path, console, monkeypatch):
     found = [
-        probe.Probed(phenomenon=n, accuracy=a, pairs=c) for n, a, c in (("a", 1, 8), ("b", 0, 2))
+        probe.PhenomenonAccuracy(phenomenon=n, accuracy=a, pairs=c)
+        for n, a, c in (("a", 1, 8), ("b", 0, 2))
     ]
     monkeypatch.setattr(
         "electra.studies.score.resolve_model", lambda *_: tmp_path / "discriminator"

@@ -15,7 +15,7 @@ from electra.config import flatten
 from electra.device import choose_device
 from electra.errors import UserError
 from electra.finetune.results import RESULTS, Result, add_result, check_same, read_results
-from electra.finetune.trial import hardware
+from electra.finetune.task_run import hardware
 from electra.run_dir import check_out_dir, lock_run_dir
 from electra.studies.score import Source
 from electra.studies.study import Arm, Study, configure, row_costs

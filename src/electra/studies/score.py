@@ -12,10 +12,10 @@ from rich.console import Console
 
 from electra.config import to_dict
 from electra.errors import UserError
-from electra.finetune.glue import choose
+from electra.finetune.glue import select_tasks
 from electra.finetune.probe import Network, probe
 from electra.finetune.results import digest, summary
-from electra.finetune.run import FREE, finetune
+from electra.finetune.run import HARDWARE_SETTINGS, finetune
 from electra.finetune.settings import FinetuneConfig
 from electra.model_paths import resolve_model
 from electra.tasks.blimp import Pair, load_blimp
@@ -46,7 +46,7 @@ class Tuned:
     @cached_property
     def origin(self) -> dict[str, Any]:
         """What the score depends on, besides the model."""
-        settings = {k: v for k, v in to_dict(self.config).items() if k not in FREE}
+        settings = {k: v for k, v in to_dict(self.config).items() if k not in HARDWARE_SETTINGS}
         return {"data": digest(self.task), "seeds": list(self.seeds), "settings": settings}
 
     def ask(self, run: Path, console: Console) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def open_sources(
         raise UserError("--tasks chooses among the tasks of GLUE: name their folder with --glue.")
     loaded = []
     if glue is not None:
-        names = choose(present(glue), [plain(name) for name in tasks], False, glue)
+        names = select_tasks(present(glue), [plain(name) for name in tasks], False, glue)
         loaded += [load_glue(name, glue) for name in names]
     if task is not None and task_data is not None:
         loaded.append(load_task(task, task_data))
