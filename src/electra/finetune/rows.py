@@ -37,14 +37,16 @@ class DeviceRows:
     first: Tensor  # (rows,)
     total: Tensor  # (rows,)
     target: Tensor | None
-    rows_per_example: int = 1
+    rows_per_example: int
+    token_targets: bool
+    """Whether there is a target for every token."""
 
     def gather(self, index: Tensor, length: int) -> RowBatch:
         """The rows with these indices, cut or padded to `length`."""
         position = torch.arange(length, device=self.ids.device)
         target = None if self.target is None else self.target.index_select(0, index)
-        if target is not None and target.ndim == 2 and target.shape[1] == self.ids.shape[1]:
-            target = target[:, :length]  # one target per token
+        if target is not None and self.token_targets:
+            target = target[:, :length]
         return RowBatch(
             ids=self.ids.index_select(0, index)[:, :length].long(),
             segments=(position >= self.first.index_select(0, index)[:, None]).long(),
@@ -76,4 +78,5 @@ def rows_to_device(
         total=torch.from_numpy(total).to(device),
         target=target,
         rows_per_example=features.rows_each,
+        token_targets=not isinstance(features.target, np.ndarray),
     )
