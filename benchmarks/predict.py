@@ -18,10 +18,10 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from electra.finetune.infer import infer
-from electra.finetune.judge import encode
+from electra.finetune.kinds import make_kind
+from electra.finetune.task_model import load_task_model, new_task_model, save_task_model
 from electra.hub.folders import load_encoder
-from electra.hub.heads import TaskCard, load_task_model, save_task_model
-from electra.models.heads import TaskModel, build_head
+from electra.hub.heads import TaskCard
 from electra.tasks.glue import load_glue
 from electra.text.tokenizer import load_tokenizer, load_vocabulary, save_tokenizer
 
@@ -45,10 +45,10 @@ def main() -> None:
         reader = AutoTokenizer.from_pretrained(folder)
 
     def ours(dtype: torch.dtype) -> np.ndarray:
-        rows = encode(card, examples, tokenizer, vocab)
-        return infer(network, rows, "classify", pad_id=vocab.pad, device=CPU, dtype=dtype)[0][
-            "scores"
-        ]
+        kind = make_kind(card)
+        rows = kind.featurize(examples, tokenizer, vocab)
+        (found,) = infer(network, rows, kind, pad_id=vocab.pad, device=CPU, dtype=dtype)
+        return found["scores"]
 
     @torch.no_grad()
     def peer() -> np.ndarray:
@@ -89,9 +89,8 @@ def main() -> None:
 def make_model(discriminator: Path, folder: Path) -> None:
     """A classifier that both sides can load."""
     torch.manual_seed(0)
-    encoder = load_encoder(discriminator)
-    model = TaskModel(encoder, build_head("classify", encoder, 2, head="transformers"))
     card = TaskCard(name="sst2", kind="classify", labels=["0", "1"], head="transformers")
+    model = new_task_model(card, load_encoder(discriminator))
     save_task_model(model, folder, card, load_vocabulary(discriminator).pad)
     save_tokenizer(load_tokenizer(discriminator), folder)
 

@@ -24,15 +24,18 @@ from torch import Tensor
 
 from electra.device import choose_device, choose_precision, synchronize
 from electra.finetune.batches import LENGTHS
-from electra.finetune.fit import Fit, captured, layer_groups, plain
-from electra.finetune.rows import put_rows
+from electra.finetune.fit import TrainStep, capture_cuda_graphs, eager_steps, layer_groups
+from electra.finetune.kinds import make_kind
+from electra.finetune.rows import rows_to_device
 from electra.finetune.settings import FinetuneConfig
-from electra.finetune.stack import Noise, stack
+from electra.finetune.stack import DropoutRng, stack
+from electra.hub.heads import TaskCard
 from electra.models.encoder import Encoder, EncoderConfig
-from electra.models.heads import TaskModel, build_head
+from electra.models.heads import TaskModel
 from electra.optim.stacked import StackedAdam
 from electra.tasks.examples import Features
 
+KIND = make_kind(TaskCard(name="made", kind="classify", labels=["0", "1"]))
 EXAMPLES = 1024
 FIRST = 5
 """Steps before the clock starts."""
@@ -70,7 +73,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, length: int, device: torch.device) -> None:
         self.options, self.length, self.device = options, length, device
-        self.config = FinetuneConfig(lr=3e-4, layer_decay=0.8, batch=options.batch)
+        self.config = FinetuneConfig(lr=3e-4, layer_decay=0.8, batch_size=options.batch)
         self.sizes = EncoderConfig(layers=options.layers, hidden=options.hidden, vocab_size=30522)
         rng = np.random.default_rng(0)
         features = Features(
@@ -79,14 +82,14 @@ class Bench:
             labels=rng.integers(0, 2, EXAMPLES),
             example_index=np.arange(EXAMPLES),
         )
-        self.rows = put_rows(features, 0, length, device)
+        self.rows = rows_to_device(features, 0, length, device)
         shape = (FIRST + options.steps, options.seeds, options.batch)
         self.members = torch.from_numpy(rng.integers(0, EXAMPLES, shape)).to(device)
 
     def network(self, seed: int) -> TaskModel:
         torch.manual_seed(seed)
         encoder = Encoder(self.sizes)
-        return TaskModel(encoder, build_head("classify", encoder, 2))
+        return TaskModel(encoder, KIND.build_head(encoder))
 
 
 class Seeds:
@@ -96,23 +99,25 @@ class Seeds:
         device, config = bench.device, bench.config
         self.length = bench.length
         self.index = bench.members[:, list(seeds)].flatten(1)
-        noise = Noise(seeds, device)
-        self.model = stack([bench.network(s) for s in seeds], noise).to(device).train()
+        rng = DropoutRng(seeds, device)
+        self.model = stack([bench.network(s) for s in seeds], rng).to(device).train()
         self.begin = self.weights()
         groups, factors = layer_groups(self.model, config)
         self.rates = config.lr * torch.tensor(factors, device=device)
         optimizer = StackedAdam(groups, clip=config.clip)
         dtype = choose_precision("auto", device)
-        run = Fit(self.model, optimizer, noise, bench.rows, "classify", 1, config, device, dtype)
+        step = TrainStep(self.model, optimizer, rng, bench.rows, KIND, config, device, dtype)
         self.stream = None
         if own_stream:
             # Captured on a stream of its own too: the workspace of cuBLAS belongs to the stream,
             # and graphs that run at the same time must not write to the same one. Nor to one pool
-            # of memory; `captured` makes one each time.
+            # of memory; `capture_cuda_graphs` makes one each time.
             self.stream = torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
         lengths = np.full(EXAMPLES, bench.length)
         graph = device.type == "cuda"
-        self.take = captured(run, lengths, bench.options.batch) if graph else plain(run)
+        self.take = (
+            capture_cuda_graphs(step, lengths, bench.options.batch) if graph else eager_steps(step)
+        )
 
     def step(self, number: int) -> None:
         with torch.cuda.stream(self.stream):  # None leaves it as it is

@@ -17,7 +17,7 @@ from electra.tasks.examples import IGNORE_INDEX, Features
 from electra.tasks.load import load_task
 from electra.text.tokenizer import load_tokenizer, save_tokenizer
 
-QUICK = FinetuneConfig(lr=3e-3, layer_decay=1.0, epochs=8, batch=16, device="cpu")
+QUICK = FinetuneConfig(lr=3e-3, layer_decay=1.0, epochs=8, batch_size=16, device="cpu")
 
 WORDS = (
     *("old", "young", "tired", "proud", "clever", "quiet"),

@@ -15,7 +15,7 @@ from electra.cli.finetune import read_seeds
 from electra.errors import UserError
 from electra.finetune.settings import FinetuneConfig
 
-QUICK = ("lr=3e-3", "layer_decay=1", "epochs=0.1", "batch=24", "warmup=0", "device=cpu")
+QUICK = ("lr=3e-3", "layer_decay=1", "epochs=0.1", "batch_size=24", "warmup=0", "device=cpu")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -29,12 +29,12 @@ def test_one_command_from_files_to_a_model(electra, model_folder, reviews, tmp_p
     assert code == 0, err
     assert f"{reviews.name} accuracy" in shown
     assert "(median of 2," in shown
-    assert f"The best seed's model: {out / 'model'}" in shown
+    assert f"Model of the best seed: {out / 'model'}" in shown
     assert {p.name for p in out.iterdir()} == {"results.jsonl", "predictions", "model", "process"}
     code, shown, err = electra(*command, "--seeds", "7,1", "--json")
     assert code == 0, err
     assert [json.loads(line)["seed"] for line in shown.splitlines()] == [1, 7]
-    assert "done before, and kept: seed 1" in err
+    assert "already done: seed 1" in err
 
 
 def test_seeds_are_trained_though_nobody_reads(unread, model_folder, reviews, tmp_path):
@@ -65,7 +65,16 @@ def test_columns_by_name(electra, model_folder, tmp_path):
     columns = ("--text", "first", "--pair", "second", "--label", "kind")
     given = ("--data", tmp_path, "--out", tmp_path / "out", "--seeds", 1)
     code, shown, err = electra(
-        *("finetune", model_folder, "pair", "epochs=1", "batch=4", "device=cpu", *columns, *given)
+        *(
+            "finetune",
+            model_folder,
+            "pair",
+            "epochs=1",
+            "batch_size=4",
+            "device=cpu",
+            *columns,
+            *given,
+        )
     )
     assert code == 0, err
     card = json.loads((tmp_path / "out" / "model" / "task.json").read_text())
@@ -75,11 +84,19 @@ def test_columns_by_name(electra, model_folder, tmp_path):
 
 
 def test_a_stuck_seed_is_named(electra, model_folder, reviews, tmp_path, monkeypatch):
-    monkeypatch.setattr("electra.finetune.trial.failed", lambda *given: True)
+    monkeypatch.setattr("electra.finetune.kinds.classify.Classify.failed", lambda *given: True)
     command = ("finetune", model_folder, "classify", *QUICK, "--data", reviews)
     code, shown, err = electra(*command, "--out", tmp_path / "out", "--seeds", "3,5")
     assert code == 0, err
     assert "learned nothing: seed 3, 5" in shown
+
+
+def test_divergence_is_an_error(refused, model_folder, reviews, tmp_path):
+    command = ("finetune", model_folder, "classify", "lr=1e9", "epochs=1", "device=cpu")
+    sentence = refused(*command, "--data", reviews, "--out", tmp_path / "out", "--seeds", "2")
+    assert "Training diverged for every seed" in sentence
+    assert "lower lr (it was 1e+09)" in sentence
+    assert not (tmp_path / "out" / "model").exists()
 
 
 def write(folder: Path, **files: str) -> None:
@@ -133,16 +150,16 @@ FILES = {
         ("classify", "good", ("lr",), "'lr' is not a setting: write it as key=value."),
         ("classify", "good", ("lr=fast",), "'lr' takes a number, not 'fast'."),
         ("classify", "good", ("head=deep",), "'head' is one of paper, transformers"),
-        ("classify", "good", ("batch=0",), "batch, beam and stride must be at least 1"),
-        ("classify", "good", ("lr=-1",), "cannot be negative"),
-        ("classify", "good", ("epochs=0.1",), "are not one step"),
+        ("classify", "good", ("batch_size=0",), "batch_size must be at least 1"),
+        ("classify", "good", ("lr=-1",), "lr must be a finite number of at least 0"),
+        ("classify", "good", ("epochs=0.1",), "are less than one step"),
         ("classify", "good", ("length=2",), "length"),
         ("classify", "good", (f"device={AWAY}",), "There is no '"),
-        ("classify", "good", ("--seeds", "0"), "--seeds 0: write a number"),
-        ("classify", "good", ("--seeds", "-3"), "--seeds -3: write a number"),
-        ("classify", "good", ("--seeds", "1,1"), "--seeds 1,1: write a number"),
-        ("classify", "good", ("--seeds", "2,-1"), "--seeds 2,-1: write a number"),
-        ("classify", "good", ("--seeds", "many"), "--seeds many: write a number"),
+        ("classify", "good", ("--seeds", "0"), "--seeds 0: give a number"),
+        ("classify", "good", ("--seeds", "-3"), "--seeds -3: give a number"),
+        ("classify", "good", ("--seeds", "1,1"), "--seeds 1,1: give a number"),
+        ("classify", "good", ("--seeds", "2,-1"), "--seeds 2,-1: give a number"),
+        ("classify", "good", ("--seeds", "many"), "--seeds many: give a number"),
         ("classify", "good", ("--seeds", f"1,{2**70}"), "--seeds"),
         ("classify", "good", ("--seeds", f"{2**70}"), "up to 1000"),
         ("classify", "good", ("dropout=nan",), "'dropout' takes a number, not 'nan'."),
@@ -222,7 +239,7 @@ def test_names_are_no_markup(electra, model_folder, reviews, tmp_path):
         code, shown, err = electra(*command, *QUICK, "--seeds", seeds)
         assert code == 0, err
         assert "[red]" in shown
-    assert "[red]: done before, and kept: seed 0" in err
+    assert "[red]: already done: seed 0" in err
 
 
 def test_which_seeds():
@@ -233,9 +250,9 @@ def test_which_seeds():
     assert read_seeds("0,3") == [0, 3]
     assert read_seeds("5,") == [5]
     for wrong in ("", ",", "5,,", "1.5", "0", "-1", "4,4", "0,-2", "99999999999", "1,2147483648"):
-        with pytest.raises(UserError, match=r"--seeds .*: write a number"):
+        with pytest.raises(UserError, match=r"--seeds .*: give a number"):
             read_seeds(wrong)
-    with pytest.raises(UserError, match="--tuning-seeds 0: write a number"):
+    with pytest.raises(UserError, match="--tuning-seeds 0: give a number"):
         read_seeds("0", "--tuning-seeds")
 
 
@@ -245,7 +262,7 @@ def test_the_settings_with_their_help(verb, electra):
     assert code == 0
     values = yaml.safe_load(out)
     assert values == {f.name: f.default for f in fields(FinetuneConfig)}
-    assert "# Peak learning rate; 0 follows the model's size" in out
+    assert "# Peak learning rate; 0 takes the paper's for the model size" in out
     lines = out.splitlines()
     for field in fields(FinetuneConfig):
         place = next(n for n, line in enumerate(lines) if line.startswith(f"{field.name}:"))

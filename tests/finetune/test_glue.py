@@ -11,12 +11,21 @@ import pytest
 
 from electra.errors import UserError
 from electra.finetune import glue as room
-from electra.finetune.glue import AVERAGED, PAPER, average, choose, draw, line, markdown, run_glue
+from electra.finetune.glue import (
+    AVERAGED,
+    PUBLISHED,
+    average,
+    markdown,
+    plot_scores,
+    run_glue,
+    select_tasks,
+    summary_line,
+)
 from electra.finetune.results import add_result, read_results
 from electra.tasks.examples import Task
 
 WORDS = ("old", "young", "tired", "farmer", "sailor", "baker", "plough", "sail", "knead", "dig")
-QUICK = ("lr=3e-3", "epochs=1", "batch=8", "device=cpu")
+QUICK = ("lr=3e-3", "epochs=1", "batch_size=8", "device=cpu")
 
 
 def write(path: Path, *rows: tuple[object, ...]) -> None:
@@ -104,12 +113,12 @@ def test_the_table_has_the_published_scores_beside_ours(done):
         assert cells["median"] == f"{100 * row['median']:.1f}"
         assert cells["failed"] == ", ".join(map(str, row["failed"]))
         place = AVERAGED.index(row["task"])
-        assert cells["ELECTRA-Small (published)"] == f"{PAPER['ELECTRA-Small'][place]:.1f}"
+        assert cells["ELECTRA-Small (published)"] == f"{PUBLISHED['ELECTRA-Small'][place]:.1f}"
 
 
 def test_the_submission_is_what_the_best_seed_says(done):
     out, _, printed = done
-    assert "For GLUE's server:" in printed
+    assert "Submission for the GLUE server:" in printed
     with zipfile.ZipFile(out / "submission" / "submission.zip") as pack:
         files = {name: pack.read(name).decode().splitlines() for name in pack.namelist()}
     sizes = {name: len(lines) - 1 for name, lines in files.items()}
@@ -155,7 +164,7 @@ def test_the_command_goes_on_and_prints_the_table(
 ):
     out, rows, _ = done
     trained = []
-    monkeypatch.setattr("electra.finetune.trial.fit", lambda *given, **more: trained.append(1))
+    monkeypatch.setattr("electra.finetune.task_run.fit", lambda *given, **more: trained.append(1))
     command = ("glue", model_folder, *QUICK, "--data", data, "--out", out, "--seeds", 2)
     code, shown, err = electra(*command)
     assert code == 0, err
@@ -188,7 +197,7 @@ def test_without_matplotlib_there_is_all_but_the_figure(
     )
     assert code == 0
     assert "stsb" in shown
-    assert "warning: no figure:" in err
+    assert "warning: no plot:" in err
     assert "pip install 'electra[plot]'" in err
     assert not (out / "glue.png").exists()
 
@@ -199,17 +208,17 @@ def test_only_some_tasks(electra, refused, data, model_folder, tmp_path):
     code, shown, err = electra(*command, "--seeds", 1, "--tasks", "STS-B, cola", "--json")
     assert code == 0, err
     assert [row["task"] for row in json.loads(shown)] == ["cola", "stsb"]
-    assert f"For GLUE's server: {out / 'submission' / 'submission.zip'}" in err
+    assert f"Submission for the GLUE server: {out / 'submission' / 'submission.zip'}" in err
     assert not (out / "mrpc").exists()
     sentence = refused(*command, "--tasks", "cola,colla")
     assert "no colla" in sentence
-    assert "there is cola, mrpc, stsb, mnli" in sentence
+    assert "it has cola, mrpc, stsb, mnli" in sentence
     assert "needs the task mnli" in refused(*command, "--tasks", "cola", "--from-mnli")
     assert "There is no folder" in refused(
         *("glue", model_folder, "--data", tmp_path / "none", "--out", tmp_path / "new")
     )
     (tmp_path / "empty").mkdir()
-    assert "no task of GLUE" in refused(
+    assert "has no GLUE task" in refused(
         *("glue", model_folder, "--data", tmp_path / "empty", "--out", tmp_path / "new")
     )
     assert not (tmp_path / "new").exists()
@@ -232,7 +241,7 @@ def test_from_mnli(data, model_folder, quick, tmp_path, console, monkeypatch):
         return attention_mask(model, task, *given)
 
     monkeypatch.setattr(room, "finetune", watched)
-    config = replace(quick, epochs=0.4, batch=8)
+    config = replace(quick, epochs=0.4, batch_size=8)
     given = (str(model_folder), data, tmp_path / "out", [0], config, console)
     run_glue(*given, only=["cola", "mrpc", "mnli"], from_mnli=True)
     assert begun == [
@@ -244,11 +253,11 @@ def test_from_mnli(data, model_folder, quick, tmp_path, console, monkeypatch):
 
 def test_the_order_of_tasks():
     there = ["cola", "mrpc", "mnli", "rte"]
-    assert choose(there, [], False, Path("x")) == there
-    assert choose(there, ["rte", "cola"], False, Path("x")) == ["cola", "rte"]
-    assert choose(there, [], True, Path("x")) == ["mnli", "cola", "mrpc", "rte"]
+    assert select_tasks(there, [], False, Path("x")) == there
+    assert select_tasks(there, ["rte", "cola"], False, Path("x")) == ["cola", "rte"]
+    assert select_tasks(there, [], True, Path("x")) == ["mnli", "cola", "mrpc", "rte"]
     with pytest.raises(UserError):
-        choose([], [], False, Path("x"))
+        select_tasks([], [], False, Path("x"))
 
 
 def row(task: str, median: float = 0.5, failed: tuple[int, ...] = ()) -> dict:
@@ -267,15 +276,15 @@ def test_the_average_is_of_all_eight_or_none():
 
 
 def test_seeds_that_learned_nothing_are_named():
-    assert "learned nothing: seed 1, 3" in line(row("cola", failed=(1, 3)))
-    assert "nothing" not in line(row("cola"))
+    assert "learned nothing: seed 1, 3" in summary_line(row("cola", failed=(1, 3)))
+    assert "nothing" not in summary_line(row("cola"))
     assert "| 5 | 1, 3 |" in markdown([row("cola", failed=(1, 3))])
 
 
 def test_the_published_rows_are_the_papers():
     """Table 8 of the paper and the README of the original give these averages."""
-    means = {name: sum(scores) / len(scores) for name, scores in PAPER.items()}
-    assert all(len(scores) == len(AVERAGED) for scores in PAPER.values())
+    means = {name: sum(scores) / len(scores) for name, scores in PUBLISHED.items()}
+    assert all(len(scores) == len(AVERAGED) for scores in PUBLISHED.values())
     assert means["ELECTRA-Small"] < means["ELECTRA-Base"] < means["ELECTRA-Large"]
 
 
@@ -292,6 +301,6 @@ def test_the_figure_has_a_dot_for_each_seed_and_a_line_at_the_median(tmp_path, m
     for seed, score in enumerate((0.25, 0.5, 0.75)):
         add_result(tmp_path / "rte", {"seed": seed, "score": score})
     monkeypatch.setattr(Axes, "plot", plot)
-    draw([row("rte", 0.5)], tmp_path)
+    plot_scores([row("rte", 0.5)], tmp_path)
     assert drawn[:2] == [([0, 0, 0], [25.0, 50.0, 75.0]), ([-0.3, 0.3], [50.0, 50.0])]
     assert [heights for _, heights in drawn[2:]] == [[66.7], [82.7]]  # Small and Base

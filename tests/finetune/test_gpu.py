@@ -10,11 +10,13 @@ import torch
 from electra.finetune import fit as room
 from electra.finetune.fit import fit
 from electra.finetune.infer import infer
+from electra.finetune.kinds import TaskKind, make_kind
 from electra.finetune.predict import predict
 from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig
+from electra.hub.heads import TaskCard
 from electra.models.encoder import Encoder, EncoderConfig
-from electra.models.heads import TaskModel, build_head
+from electra.models.heads import TaskModel
 from electra.tasks.load import load_task
 
 pytestmark = pytest.mark.gpu
@@ -24,7 +26,7 @@ SIZES = EncoderConfig(
 )
 # Rows of 8 to 29 tokens: graphs of several lengths. Six steps of up to 3e-3 each move a weight by
 # far more than the tolerance.
-CONFIG = FinetuneConfig(lr=1e-3, layer_decay=0.8, epochs=2, batch=8)
+CONFIG = FinetuneConfig(lr=1e-3, layer_decay=0.8, epochs=2, batch_size=8)
 NEAR = {"rtol": 0, "atol": 3e-4}
 KINDS = (
     ("classify", "paper"),
@@ -37,17 +39,27 @@ KINDS = (
 )
 
 
+def make(name: str, head: str = "paper", outputs: int = 3, **card) -> TaskKind:
+    """A kind with `outputs` labels; for questions, 0 means that all have an answer."""
+    labels = [str(i) for i in range(outputs)]
+    return make_kind(
+        TaskCard(
+            name="made", kind=name, labels=labels, head=head, has_unanswerable=outputs > 0, **card
+        )
+    )
+
+
 def network(seed: int, kind: str, head: str, sizes: EncoderConfig = SIZES) -> TaskModel:
     torch.manual_seed(1000)
     encoder = Encoder(sizes)
     torch.manual_seed(seed)
     dropout = 0.1 if sizes.dropout else 0.0
-    return TaskModel(encoder, build_head(kind, encoder, 3, head=head, dropout=dropout))
+    return TaskModel(encoder, make(kind, head, dropout=dropout).build_head(encoder))
 
 
 def train(networks, features, kind, seeds, device, config=CONFIG, dtype=torch.float32):
     """The trained stack; fp32, because bf16 has noise of its own."""
-    return fit(networks, features, kind, config, seeds, pad_id=0, device=device, dtype=dtype)
+    return fit(networks, features, make(kind), config, seeds, pad_id=0, device=device, dtype=dtype)
 
 
 def states(model) -> dict[str, torch.Tensor]:
@@ -68,10 +80,10 @@ def test_captured_steps_are_plain_steps(kind, head, made, monkeypatch):
     """The same device and the same noise, dropout included: only the graph is taken away."""
     features, seeds = made(kind, 30), [3, 4]
     networks = [network(seed, kind, head) for seed in seeds]
-    replayed, recorded = [], room.captured
+    replayed, recorded = [], room.capture_cuda_graphs
 
-    def watched(run, lengths, batch):
-        take = recorded(run, lengths, batch)
+    def watched(step, lengths, batch_size):
+        take = recorded(step, lengths, batch_size)
 
         def counted(now, length, rate):
             replayed.append(length)
@@ -79,11 +91,13 @@ def test_captured_steps_are_plain_steps(kind, head, made, monkeypatch):
 
         return counted
 
-    monkeypatch.setattr(room, "captured", watched)
+    monkeypatch.setattr(room, "capture_cuda_graphs", watched)
     graphs = states(train(networks, features, kind, seeds, CUDA))
     assert len(replayed) == 6
     assert len(set(replayed)) > 1  # graphs of several lengths
-    monkeypatch.setattr(room, "captured", lambda run, lengths, batch: room.plain(run))
+    monkeypatch.setattr(
+        room, "capture_cuda_graphs", lambda step, lengths, batch_size: room.eager_steps(step)
+    )
     steps = states(train(networks, features, kind, seeds, CUDA))
     assert moved(networks, steps) > 3e-3
     for name, tensor in steps.items():
@@ -129,8 +143,8 @@ def test_a_seed_is_the_same_alone_and_in_company(kind, head, made):
     assert (first - third).abs().max() > 1e-3  # and they are not all the same one
     if kind in ("classify", "regress", "choice"):
         given = {"pad_id": 0, "device": CUDA, "dtype": torch.float32}
-        (said,) = infer(alone, dev, kind, **given)
-        found = infer(together, dev, kind, seeds=3, **given)
+        (said,) = infer(alone, dev, make(kind), **given)
+        found = infer(together, dev, make(kind), seeds=3, **given)
         np.testing.assert_allclose(found[1]["scores"], said["scores"], atol=5e-3)
 
 
@@ -143,10 +157,10 @@ def test_the_same_training_twice(made):
 
 
 def test_a_replayed_step_does_not_make_the_host_wait(made, monkeypatch):
-    recorded = room.captured
+    recorded = room.capture_cuda_graphs
 
-    def watched(run, lengths, batch):
-        take = recorded(run, lengths, batch)
+    def watched(step, lengths, batch_size):
+        take = recorded(step, lengths, batch_size)
 
         def guarded(now, length, rate):
             torch.cuda.set_sync_debug_mode("error")
@@ -157,19 +171,21 @@ def test_a_replayed_step_does_not_make_the_host_wait(made, monkeypatch):
 
         return guarded
 
-    monkeypatch.setattr(room, "captured", watched)
+    monkeypatch.setattr(room, "capture_cuda_graphs", watched)
     train([network(0, "tag", "paper")], made("tag", 30), "tag", [0], CUDA)
 
 
-@pytest.mark.parametrize("at_once", [0, 1])
+@pytest.mark.parametrize("parallel_seeds", [0, 1])
 def test_it_learns_in_bf16_and_the_cpu_predicts_the_same(
-    at_once, model_folder, reviews, quick, tmp_path, console
+    parallel_seeds, model_folder, reviews, quick, tmp_path, console
 ):
-    config = replace(quick, device="cuda", at_once=at_once)
+    config = replace(quick, device="cuda", parallel_seeds=parallel_seeds)
     task, out = load_task("classify", reviews), tmp_path / "out"
     results = finetune(str(model_folder), task, out, [0, 1, 2], config, console)
     assert [r["seed"] for r in results] == [0, 1, 2]
-    assert [r["together"] for r in results] == [at_once or 3] * 3  # all of them where not told
+    assert [r["together"] for r in results] == [
+        parallel_seeds or 3
+    ] * 3  # all of them where not told
     # Two of three: sums on the device have no fixed order, and a seed may be at the edge of it.
     assert sorted(r["score"] for r in results)[1] > 0.95
     assert sum(r["failed"] for r in results) <= 1
@@ -191,7 +207,7 @@ def test_in_bf16_a_seed_is_nearer_to_itself_than_to_others(made):
     together = train(networks, features, "classify", seeds, CUDA, config, torch.bfloat16)
     alone = train(networks[1:2], features, "classify", [1], CUDA, config, torch.bfloat16)
     first, second, _ = (
-        each["scores"] for each in infer(together, dev, "classify", seeds=3, **given)
+        each["scores"] for each in infer(together, dev, make("classify"), seeds=3, **given)
     )
-    (said,) = infer(alone, dev, "classify", **given)
+    (said,) = infer(alone, dev, make("classify"), **given)
     assert np.abs(second - said["scores"]).mean() < np.abs(second - first).mean() / 4

@@ -11,14 +11,16 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from electra.errors import UserError
 from electra.finetune import predict as room
-from electra.finetune.predict import decided, predict
+from electra.finetune.kinds import make_kind
+from electra.finetune.predict import predict
 from electra.finetune.run import finetune
+from electra.finetune.task_model import new_task_model, save_task_model
 from electra.hub.folders import load_encoder
-from electra.hub.heads import TaskCard, read_card, save_task_model
-from electra.models.heads import TaskModel, build_head
+from electra.hub.heads import TaskCard, read_card
 from electra.tasks.load import load_task
 from electra.text.tokenizer import load_tokenizer, save_tokenizer
 
@@ -54,7 +56,7 @@ CARDS = {
         metric="f1",
         columns={"scheme": "IOB2"},
     ),
-    "qa": TaskCard(name="q", kind="qa", maybe_none=True, beam=4),
+    "qa": TaskCard(name="q", kind="qa", has_unanswerable=True, beam_size=4),
 }
 
 
@@ -63,11 +65,10 @@ def model(model_folder, tmp_path):
     """Save a model with a random head: `model("classify")`."""
 
     def made(kind: str, **changes) -> str:
-        card, folder = replace(CARDS[kind], length=64, **changes), tmp_path / f"model-{kind}"
+        card, folder = replace(CARDS[kind], max_length=64, **changes), tmp_path / f"model-{kind}"
         encoder = load_encoder(model_folder)
         torch.manual_seed(0)
-        head = build_head(card.kind, encoder, card.outputs, head=card.head)
-        save_task_model(TaskModel(encoder, head), folder, card, 0)
+        save_task_model(new_task_model(card, encoder), folder, card, 0)
         save_tokenizer(load_tokenizer(model_folder), folder, max_length=64)
         return str(folder)
 
@@ -215,14 +216,14 @@ def test_questions(model, tmp_path):
         scores = [each["score"] for each in record["n_best"]]
         assert scores == sorted(scores, reverse=True)
         assert sum(each["probability"] for each in record["n_best"]) == pytest.approx(1)
-    sure = said(model("qa", maybe_none=False, null_threshold=-1e9), source)
+    sure = said(model("qa", has_unanswerable=False, null_threshold=-1e9), source)
     assert all(r["answer"] for r in sure)
 
 
 def test_a_long_context_is_read_window_by_window(model, tmp_path):
     context = " ".join([TEXTS[1]] * 8)
     source = write_jsonl(tmp_path / "x.jsonl", [{"question": "what", "context": context}])
-    (found,) = said(model("qa", maybe_none=False, longest_answer=3), source)
+    (found,) = said(model("qa", has_unanswerable=False, max_answer_length=3), source)
     assert found["answer"] in context
     assert np.isfinite(found["null"])
 
@@ -237,7 +238,7 @@ def test_files_of_glue(model_folder, quick, console, tmp_path):
         labelled = [f"{r}\t{('entailment', 'not_entailment')[i % 2]}" for i, r in enumerate(rows)]
         (data / f"{split}.tsv").write_text("\n".join([f"{head}\tlabel", *labelled]) + "\n")
     (data / "test.tsv").write_text("\n".join([head, *rows]) + "\n")
-    config = replace(quick, epochs=1, batch=4)
+    config = replace(quick, epochs=1, batch_size=4)
     finetune(str(model_folder), load_task("rte", data), tmp_path / "out", [0], config, console)
     text = (tmp_path / "out" / "predictions" / "seed-0" / "test.jsonl").read_text()
     wanted = [json.loads(line) for line in text.splitlines()]
@@ -260,7 +261,7 @@ def test_full_stops_that_training_never_saw_are_not_shown_to_the_model(
         rows = (f"{i}\t{TEXTS[i % 5]}{stop}\t{TEXTS[i % 3]}{stop}" for i in range(12))
         lines = [f"{row}\t{labels[i % 3]}" for i, row in enumerate(rows)]
         (data / f"{name}.tsv").write_text("\n".join([head, *lines]) + "\n")
-    out, config = tmp_path / "out", replace(quick, epochs=1, batch=4)
+    out, config = tmp_path / "out", replace(quick, epochs=1, batch_size=4)
     finetune(str(model_folder), load_task("mnli", data), out, [0], config, console)
     text = (out / "predictions" / "seed-0" / "dev.jsonl").read_text()
     wanted = [json.loads(line) for line in text.splitlines()]
@@ -274,7 +275,7 @@ def test_a_file_of_your_own_may_be_called_like_a_task_of_glue(
     rows = [f"{text}\t{('no', 'yes')[i % 2]}" for i, text in enumerate(TEXTS * 4)]
     data = tmp_path / "rte.tsv"
     data.write_text("\n".join(["text\tlabel", *rows]) + "\n")
-    config = replace(quick, epochs=1, batch=4)
+    config = replace(quick, epochs=1, batch_size=4)
     task = load_task("classify", data)
     assert task.name == "rte"
     finetune(str(model_folder), task, tmp_path / "out", [0], config, console)
@@ -398,23 +399,56 @@ def test_the_card_of_these_tests_is_one_that_finetune_writes(tuned):
 def test_precision_and_beam_reach_the_model(precision, dtype, model, tmp_path, monkeypatch):
     seen = {}
 
-    def spy(*given, **named):
-        seen.update(named)
+    def spy(network, features, kind, **named):
+        seen.update(named, beam_size=kind.card.beam_size)
         raise UserError("seen")
 
     monkeypatch.setattr("electra.finetune.predict.infer", spy)
     source = write_jsonl(tmp_path / "x.jsonl", inputs("qa"))
     with pytest.raises(UserError, match="seen"):
         list(predict(model("qa"), source, device="cpu", precision=precision))
-    assert (seen["dtype"], seen["beam"]) == (dtype, CARDS["qa"].beam)
+    assert (seen["dtype"], seen["beam_size"]) == (dtype, CARDS["qa"].beam_size)
 
 
 @pytest.mark.parametrize("threshold", [-0.5, 0.0, 0.5])
 def test_no_answer_is_said_above_the_threshold(threshold):
     card = replace(CARDS["qa"], null_threshold=threshold)
     for null in (-1.0, -0.25, 0.25, 1.0):
-        record = decided(card, None, {"answer": "barn", "null": null})
+        record = make_kind(card).finalize(None, {"answer": "barn", "null": null})
         assert record == {"answer": "" if null > threshold else "barn", "null": null}
+
+
+@pytest.mark.parametrize("chunk", [20_000, 1])
+def test_truncated_texts_are_counted(chunk, electra, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "CHUNK", chunk)
+    (tmp_path / "x.txt").write_text("dig\n" + "old " * 63 + "\ndig\n" + "old " * 80 + "\n")
+    code, out, err = electra("predict", model("classify"), tmp_path / "x.txt")
+    assert code == 0
+    assert len(out.splitlines()) == 4
+    assert err == (
+        "warning: 2 of 4 examples longer than 64 tokens were truncated; the first is '2'.\n"
+    )
+
+
+def test_truncated_questions_are_counted(electra, model, tmp_path):
+    rows = [{"question": "old " * n, "context": "the old bread"} for n in (2, 7)]
+    source = write_jsonl(tmp_path / "x.jsonl", [{"id": f"q{i}", **r} for i, r in enumerate(rows)])
+    code, _, err = electra("predict", model("qa", max_question_length=4), source)
+    assert code == 0
+    assert "1 of 2 examples with a question longer than 4 tokens were truncated" in err
+    assert "the first is 'q1'" in err
+
+
+def test_a_model_with_nan_weights_is_refused(refused, model, tmp_path):
+    folder = model("classify")
+    path = Path(folder) / "model.safetensors"
+    weights = load_file(path)
+    weights["head.output.weight"][0, 3] = float("nan")
+    save_file(weights, path)
+    (tmp_path / "x.txt").write_text("the old bread\n")
+    sentence = refused("predict", folder, tmp_path / "x.txt")
+    assert "head.output.weight holds NaN or infinity" in sentence
+    assert "lower lr" in sentence
 
 
 def test_a_word_per_line_is_read_as_sentences(model, tmp_path):

@@ -13,7 +13,7 @@ from rich.console import Console
 from electra.api import load
 from electra.errors import UserError
 from electra.finetune import probe as room
-from electra.finetune.probe import Probed, probe, score_rows
+from electra.finetune.probe import PhenomenonAccuracy, probe, score_rows
 from electra.hub.electric import mark_electric
 from electra.hub.folders import export, load_discriminator, load_generator
 from electra.models.electra import GeneratorConfig, build_pair
@@ -194,7 +194,7 @@ def test_the_command(electra, both, blimp):
         assert found == [*wanted, pytest.approx(sum(wanted) / 3)]  # of ten pairs each
     code, out, _ = electra("probe", both, "--data", blimp, "--network", "both")
     assert code == 0
-    rows = [line for line in out.splitlines() if "%" in line and "Guessing" not in line]
+    rows = [line for line in out.splitlines() if "%" in line and "Chance" not in line]
     for row, first, second in zip(rows, lines[:4], lines[4:], strict=True):
         shares = [f"{each['accuracy']:.1%}" for each in (first, second)]
         wanted = [first["phenomenon"], str(first["pairs"]), *shares]
@@ -221,8 +221,8 @@ def test_mistakes(refused, both, blimp, tuned, tmp_path):
 
 def test_every_pair_counts_the_same_in_the_whole(electra, both, blimp, monkeypatch):
     found = [
-        Probed(phenomenon="a", accuracy=1.0, pairs=20),
-        Probed(phenomenon="b", accuracy=0.4, pairs=10),
+        PhenomenonAccuracy(phenomenon="a", accuracy=1.0, pairs=20),
+        PhenomenonAccuracy(phenomenon="b", accuracy=0.4, pairs=10),
     ]
     monkeypatch.setattr("electra.finetune.probe.probe", lambda *_: found)
     _, out, _ = electra("probe", both, "--data", blimp, "--json")

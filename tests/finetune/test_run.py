@@ -15,21 +15,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from electra.errors import UserError
-from electra.finetune import trial as room
-from electra.finetune.judge import answers, encode, failed, labelled, score
+from electra.finetune import task_run as room
+from electra.finetune.kinds import make_kind
 from electra.finetune.predict import predict
 from electra.finetune.results import add_result, digest, read_results, summary
 from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig
-from electra.hub.heads import TaskCard, load_task_model
+from electra.finetune.task_model import load_task_model
+from electra.hub.heads import TaskCard
 from electra.models.encoder import Encoder, EncoderConfig
 from electra.tasks.examples import Answer, Choice, Question, Sentence, Tagged, Task
 from electra.tasks.load import load_task
-from electra.tasks.question_answering import sliding_windows
+from electra.tasks.question_answering import cut_windows
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
 
 # One step: the results differ from seed to seed, and nobody waits for them.
-ONE_STEP = {"epochs": 0.1, "batch": 24, "warmup": 0.0}
+ONE_STEP = {"epochs": 0.1, "batch_size": 24, "warmup": 0.0}
 
 
 @pytest.fixture
@@ -81,8 +82,8 @@ def test_what_is_left(tuned, reviews):
         assert {"matthews", "f1"} <= result.keys()
         assert result["failed"] is False
         assert result["settings"]["lr"] == 3e-3
-        assert result["settings"]["length"] == 64  # what counts, not the 0 of the default
-        assert not {"device", "at_once", "precision"} & result["settings"].keys()
+        assert result["settings"]["max_length"] == 64  # what counts, not the 0 of the default
+        assert not {"device", "parallel_seeds", "precision"} & result["settings"].keys()
         assert result["seconds"] >= result["training_seconds"] > 0
         assert "cpu" in result["hardware"]
         assert len(result["model_sha256"]) == 64
@@ -104,23 +105,23 @@ def test_seeds_that_are_done_are_not_trained_again(start, fitted, tmp_path, cons
     assert fitted == [[0], [1]]
     assert [r["seed"] for r in again] == [0, 1]
     assert contents(tmp_path / "out") == before
-    assert "done before, and kept: seed 0, 1" in console.file.getvalue()
+    assert "already done: seed 0, 1" in console.file.getvalue()
     more = start([0, 5])  # what is returned is what was asked for
     assert fitted == [[0], [1], [5]]
     assert [r["seed"] for r in more] == [0, 5]
     assert [r["seed"] for r in read_results(tmp_path / "out")] == [0, 1, 5]
 
 
-@pytest.mark.parametrize(("at_once", "groups"), [(0, [[4], [0], [2]]), (2, [[4, 0], [2]])])
-def test_seeds_in_groups(start, fitted, at_once, groups):
-    results = start([4, 0, 2], at_once=at_once, **ONE_STEP)
+@pytest.mark.parametrize(("parallel_seeds", "groups"), [(0, [[4], [0], [2]]), (2, [[4, 0], [2]])])
+def test_seeds_in_groups(start, fitted, parallel_seeds, groups):
+    results = start([4, 0, 2], parallel_seeds=parallel_seeds, **ONE_STEP)
     assert fitted == groups
     assert [r["together"] for r in results] == [len(group) for group in groups for _ in group]
 
 
 def test_how_many_at_once_does_not_change_the_results(start, tmp_path):
     start([0, 1, 2], "alone", epochs=0.5)
-    start([0, 1, 2], "together", epochs=0.5, at_once=3)
+    start([0, 1, 2], "together", epochs=0.5, parallel_seeds=3)
     for seed in range(3):
         place = f"predictions/seed-{seed}/dev.jsonl"
         alone, together = (read_jsonl(tmp_path / out / place) for out in ("alone", "together"))
@@ -130,14 +131,14 @@ def test_how_many_at_once_does_not_change_the_results(start, tmp_path):
 
 def test_seeds_that_train_together_share_the_time(start, monkeypatch):
     monkeypatch.setattr(room.time, "monotonic", itertools.count().__next__)
-    found = start([0, 1], at_once=2, **ONE_STEP)
+    found = start([0, 1], parallel_seeds=2, **ONE_STEP)
     assert [r["training_seconds"] for r in found] == [0.5, 0.5]
     assert [r["seconds"] for r in found] == [1.0, 1.5]  # a look at the clock is a second
 
 
 def test_results_of_other_hardware_settings_stand_side_by_side(start, fitted):
     start([0])
-    start([0, 1], at_once=2, precision="fp32", **ONE_STEP)
+    start([0, 1], parallel_seeds=2, precision="fp32", **ONE_STEP)
     assert fitted == [[0], [1]]
 
 
@@ -146,7 +147,7 @@ def test_a_crash_keeps_what_was_done_and_the_same_command_ends_it(
     place, start, tmp_path, monkeypatch
 ):
     # Each seed is better than the one before, so that each saves its model
-    monkeypatch.setattr(room.Trial, "judged", fake_judgement({0: 0.3, 1: 0.4, 2: 0.5}))
+    monkeypatch.setattr(room.TaskRun, "score", fake_judgement({0: 0.3, 1: 0.4, 2: 0.5}))
     straight = start([0, 1, 2], "straight")
     attention_mask, calls = getattr(room, place), []
 
@@ -232,12 +233,13 @@ def test_other_settings_models_and_data_are_refused(start, model_folder, reviews
     assert contents(tmp_path / "out") == before
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3])
-def test_the_model_is_the_one_of_the_best_seed(at_once, start, monkeypatch, reviews, tmp_path):
+@pytest.mark.parametrize("parallel_seeds", [1, 2, 3])
+def test_the_model_is_the_one_of_the_best_seed(
+    parallel_seeds, start, monkeypatch, reviews, tmp_path
+):
     """By what dev says, whatever the order: the middle one of three here."""
-    monkeypatch.setattr(room.Trial, "judged", fake_judgement({7: 0.3, 8: 0.9, 9: 0.5}))
-    monkeypatch.setattr(room, "failed", lambda *_: False)  # such a seed would be kept last
-    start([7, 8, 9], at_once=at_once, **ONE_STEP)
+    monkeypatch.setattr(room.TaskRun, "score", fake_judgement({7: 0.3, 8: 0.9, 9: 0.5}))
+    start([7, 8, 9], parallel_seeds=parallel_seeds, **ONE_STEP)
     found = list(predict(str(tmp_path / "out"), reviews / "dev.csv", device="cpu"))
     for seed in (7, 8, 9):
         lines = read_jsonl(tmp_path / "out" / "predictions" / f"seed-{seed}" / "dev.jsonl")
@@ -250,7 +252,7 @@ def test_the_model_is_the_one_of_the_best_seed(at_once, start, monkeypatch, revi
 
 def test_a_better_seed_of_a_later_call_takes_its_place(start, monkeypatch, tmp_path):
     scores = {0: 0.5, 1: 0.4, 2: 0.6}
-    monkeypatch.setattr(room.Trial, "judged", fake_judgement(scores))
+    monkeypatch.setattr(room.TaskRun, "score", fake_judgement(scores))
     weights = {}
     for seed in scores:
         start([seed])
@@ -261,7 +263,7 @@ def test_a_better_seed_of_a_later_call_takes_its_place(start, monkeypatch, tmp_p
 def test_a_seed_that_learned_is_kept_before_one_that_did_not(start, monkeypatch, tmp_path):
     """With most of dev in one class, one answer for all may score higher."""
     judged = fake_judgement({0: 0.9, 1: 0.5, 2: 0.95}, failed=(0, 2))
-    monkeypatch.setattr(room.Trial, "judged", judged)
+    monkeypatch.setattr(room.TaskRun, "score", judged)
     weights = {}
     for seed in (0, 1, 2):
         start([seed])
@@ -270,10 +272,10 @@ def test_a_seed_that_learned_is_kept_before_one_that_did_not(start, monkeypatch,
 
 
 def fake_judgement(scores, failed=()):
-    attention_mask = room.Trial.judged
+    attention_mask = room.TaskRun.score
 
-    def judged(self, seed, records):
-        return attention_mask(self, seed, records) | {
+    def judged(self, seed, records, diverged):
+        return attention_mask(self, seed, records, diverged) | {
             "score": scores[seed],
             "failed": seed in failed,
         }
@@ -303,17 +305,62 @@ def test_a_stuck_seed_is_flagged_and_counted(start, model_folder, tmp_path):
     assert len(read_results(tmp_path / "out")) == 2
 
 
-def test_a_seed_that_went_to_infinity_is_flagged(start, tmp_path):
-    (result,) = start([0], lr=1e30, epochs=0.5)
-    assert result["failed"] is True
+@pytest.mark.parametrize("lr", [1e9, 1e30])
+def test_no_model_is_kept_if_every_seed_diverges(lr, start, fitted, tmp_path):
+    for _ in range(2):  # also when the seeds are already done
+        with pytest.raises(UserError, match=r"diverged for every seed.* lower lr \(it was 1e\+"):
+            start([0, 1], lr=lr, epochs=0.5)
+    assert fitted == [[0], [1]]
+    assert not (tmp_path / "out" / "model").exists()
+    results = read_results(tmp_path / "out")
+    assert [(r["failed"], r["diverged"]) for r in results] == [(True, True)] * 2
+
+
+@pytest.mark.parametrize("parallel_seeds", [1, 2])
+def test_a_diverged_seed_is_never_the_best(parallel_seeds, start, monkeypatch, tmp_path):
+    """Its score may be higher by chance; the other seed's model is kept."""
+    build_model = room.TaskRun.build_model
+
+    def broken(self, seed):
+        model = build_model(self, seed)
+        if seed == 0:
+            with torch.no_grad():
+                model.head.output.weight[0, 0] = float("nan")
+        return model
+
+    monkeypatch.setattr(room.TaskRun, "build_model", broken)
+    monkeypatch.setattr(room.TaskRun, "score", fake_judgement({0: 0.9, 1: 0.1}, failed=(0, 1)))
+    results = start([0, 1], parallel_seeds=parallel_seeds, **ONE_STEP)
+    assert [r["diverged"] for r in results] == [True, False]
+    model, _ = load_task_model(tmp_path / "out" / "model")
+    assert all(p.isfinite().all() for p in model.parameters())
 
 
 def test_what_is_written_is_json_for_everybody(start, tmp_path):
     """NaN and Infinity are no JSON, though Python reads them."""
-    start([0], lr=1e30, epochs=0.5)
-    for path in (tmp_path / "out").rglob("*.jsonl"):
+    with pytest.raises(UserError, match="diverged"):
+        start([0], lr=1e30, epochs=0.5)
+    files = list((tmp_path / "out").rglob("*.jsonl"))
+    assert len(files) == 2
+    for path in files:
         for line in path.read_text().splitlines():
             json.loads(line, parse_constant=pytest.fail)
+
+
+def test_results_with_old_setting_names_match(start, fitted, tmp_path):
+    """Results of earlier versions: the seeds are done, and other values are still refused."""
+    start([0])
+    path = tmp_path / "out" / "results.jsonl"
+    result = json.loads(path.read_text())
+    old = {new: old for old, new in FinetuneConfig.RENAMED_KEYS.items()}
+    settings = {old.get(name, name): value for name, value in result["settings"].items()}
+    assert {"batch", "length", "stride", "beam", "null_weight"} <= settings.keys()
+    del result["diverged"]
+    path.write_text(json.dumps(result | {"settings": settings}) + "\n")
+    assert [r["seed"] for r in start([0, 1])] == [0, 1]
+    assert fitted == [[0], [1]]
+    with pytest.raises(UserError, match=r"results with batch_size=24, not 12: choose another"):
+        start([2], epochs=0.1, batch_size=12, warmup=0.0)
 
 
 def qa(impossible: bool, number: int) -> Question:
@@ -331,24 +378,24 @@ def test_a_seed_that_never_answers_is_flagged():
     """Half of the questions have no answer, so that 'no answer' is right half of the time."""
     questions = [qa(number % 2 == 0, number) for number in range(6)]
     task = Task(name="squad2", kind="qa", metric="f1", splits={"dev": questions})
-    card = TaskCard(name="squad2", kind="qa", maybe_none=True)
+    card = TaskCard(name="squad2", kind="qa", has_unanswerable=True)
     records = [{"id": q.id, "answer": "cargo", "null": 9.0} for q in questions]
-    metrics = score(task, card, questions, records)
+    metrics = make_kind(card).score(task, questions, records)
     assert metrics["f1"] == 0.5
-    assert failed(task, records, metrics)
+    assert make_kind(card).failed(task, records, metrics)
 
 
 def test_a_seed_that_only_lacks_the_threshold_is_not_flagged():
     questions = [qa(number % 2 == 0, number) for number in range(6)]
     task = Task(name="squad2", kind="qa", metric="f1", splits={"dev": questions})
-    card = TaskCard(name="squad2", kind="qa", maybe_none=True)
+    card = TaskCard(name="squad2", kind="qa", has_unanswerable=True)
     records = [
         {"id": q.id, "answer": q.answers[0].text if q.answers else "x", "null": 8.0 + q.impossible}
         for q in questions
     ]
-    metrics = score(task, card, questions, records)
+    metrics = make_kind(card).score(task, questions, records)
     assert (metrics["f1"], metrics["best_f1"]) == (0.5, 1.0)
-    assert not failed(task, records, metrics)
+    assert not make_kind(card).failed(task, records, metrics)
 
 
 def test_questions_of_other_splits_may_have_the_same_ids():
@@ -356,9 +403,9 @@ def test_questions_of_other_splits_may_have_the_same_ids():
     dev = [qa(number % 2 == 0, number) for number in range(6)]
     hidden = [replace(qa(False, number), answers=()) for number in range(6)]
     task = Task(name="qa", kind="qa", metric="f1", splits={"dev": dev, "test": hidden})
-    card = TaskCard(name="qa", kind="qa", maybe_none=True)
+    card = TaskCard(name="qa", kind="qa", has_unanswerable=True)
     records = [{"id": q.id, "answer": "cargo", "null": 9.0} for q in dev]
-    assert failed(task, records, score(task, card, dev, records))
+    assert make_kind(card).failed(task, records, make_kind(card).score(task, dev, records))
 
 
 def test_a_seed_with_one_tag_for_all_words_is_flagged():
@@ -366,11 +413,11 @@ def test_a_seed_with_one_tag_for_all_words_is_flagged():
     task = Task(name="pos", kind="tag", labels=("NOUN", "VERB"), splits={"dev": examples})
     card = TaskCard(name="pos", kind="tag", labels=["NOUN", "VERB"])
     records = [{"id": e.id, "tags": ["NOUN", "NOUN"]} for e in examples]
-    metrics = score(task, card, examples, records)
+    metrics = make_kind(card).score(task, examples, records)
     assert metrics["accuracy"] == 0.5
-    assert failed(task, records, metrics)
+    assert make_kind(card).failed(task, records, metrics)
     records[0]["tags"] = ["NOUN", "VERB"]
-    assert not failed(task, records, score(task, card, examples, records))
+    assert not make_kind(card).failed(task, records, make_kind(card).score(task, examples, records))
 
 
 def test_a_hidden_test_split_is_predicted_and_not_scored(start, reviews, tmp_path):
@@ -400,8 +447,8 @@ def test_a_labelled_test_split_is_scored_beside_dev(start, reviews, tmp_path):
 
 
 def test_the_card_has_every_setting_that_it_names():
-    given = {"head": "transformers", "dropout": 0.3, "length": 99, "stride": 7}
-    given |= {"longest_question": 9, "longest_answer": 5, "beam": 3}
+    given = {"head": "transformers", "dropout": 0.3, "max_length": 99, "doc_stride": 7}
+    given |= {"max_question_length": 9, "max_answer_length": 5, "beam_size": 3}
     task = Task(name="qa", kind="qa", splits={"train": [qa(True, 0)]})
     card = room.make_card(task, FinetuneConfig(**given))
     same = {f.name for f in fields(TaskCard)} & {f.name for f in fields(FinetuneConfig)}
@@ -426,38 +473,41 @@ def test_pairs_are_swapped_in_training_alone(tokenizer_folder):
     pairs = [Sentence(id=str(n), text="the old", pair="bread", label=n % 2) for n in range(4)]
     splits = {"train": pairs, "dev": pairs, "test": pairs}
     task = Task(name="mrpc", kind="classify", labels=("0", "1"), splits=splits, swap=True)
-    start = room.Start(
+    start = room.PretrainedEncoder(
         folder=tokenizer_folder,
         encoder=Encoder(EncoderConfig(layers=1, hidden=16, embedding=16)),
         tokenizer=load_tokenizer(tokenizer_folder),
         vocab=load_vocabulary(tokenizer_folder),
     )
-    config = FinetuneConfig(length=16, epochs=1)
-    trial = room.Trial.begin(start, task, config, torch.device("cpu"), {})
-    found = {split: len(rows.input_ids) for split, rows in trial.features.items()}
+    config = FinetuneConfig(max_length=16, epochs=1)
+    run = room.TaskRun.prepare(start, task, config, torch.device("cpu"), {})
+    found = {split: len(rows.input_ids) for split, rows in run.features.items()}
     assert found == {"train": 8, "dev": 4, "test": 4}
 
 
 def test_the_card_says_how_long_questions_and_answers_are(tokenizer_folder):
     kit = load_tokenizer(tokenizer_folder), load_vocabulary(tokenizer_folder)
     question = replace(qa(False, 0), question="old old old", context="the " * 20)
-    sizes = {"length": 16, "longest_question": 2, "longest_answer": 3, "stride": 2}
+    sizes = {"max_length": 16, "max_question_length": 2, "max_answer_length": 3, "doc_stride": 2}
     card = TaskCard(name="qa", kind="qa", **sizes)
-    features = encode(card, [question], *kit)
+    features = make_kind(card).featurize([question], *kit)
     assert set(features.segment_start) == {4}  # [CLS] old old [SEP]
-    assert len(features.input_ids) == len(list(sliding_windows(20, 16 - 4 - 1, 2)))
+    assert len(features.input_ids) == len(list(cut_windows(20, 16 - 4 - 1, 2)))
     rows = len(features.input_ids)
     for extra, text in ((2, "the the the"), (3, "")):
         found = {"starts": np.full((rows, 1), 4), "ends": np.full((rows, 1, 1), 4 + extra)}
         found |= {"start_scores": np.zeros((rows, 1)), "end_scores": np.zeros((rows, 1, 1))}
-        (record,) = answers(card, features, [question], found | {"null": np.zeros(rows)})
+        (record,) = make_kind(card).decode(features, [question], found | {"null": np.zeros(rows)})
         assert record["answer"] == text
 
 
 def test_what_can_be_scored():
-    assert labelled("qa", [qa(True, 0), qa(False, 1)])
-    assert not labelled("qa", [replace(qa(False, 0), answers=())])
-    assert not labelled("tag", [Tagged(id="0", words=("a",))])
+    kind = make_kind(TaskCard(name="x", kind="qa"))
+    assert kind.is_labelled(qa(True, 0))
+    assert kind.is_labelled(qa(False, 1))
+    assert not kind.is_labelled(replace(qa(False, 0), answers=()))
+    tags = make_kind(TaskCard(name="x", kind="tag"))
+    assert not tags.is_labelled(Tagged(id="0", words=("a",)))
 
 
 def test_two_processes_in_one_folder(start, tmp_path):
@@ -489,14 +539,8 @@ def test_values_that_are_all_the_same_leave_nothing_behind(model_folder, quick, 
 
 @pytest.mark.parametrize("head", ["paper", "transformers"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_questions_are_learned(
-    head, precision, model_folder, quick, tmp_path, console, monkeypatch
-):
+def test_questions_are_learned(head, precision, model_folder, quick, tmp_path, console):
     """'where is bread': the word behind 'bread' is the answer; some contexts have none."""
-    beams, infer = [], room.infer
-    monkeypatch.setattr(
-        room, "infer", lambda *given, **more: beams.append(more["beam"]) or infer(*given, **more)
-    )
     rng = random.Random(0)
     names = ("old", "young", "tired", "proud", "clever", "quiet")
     for split, count in (("train", 60), ("dev", 20)):
@@ -511,15 +555,17 @@ def test_questions_are_learned(
             lines.append(json.dumps(record))
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
     task = load_task("qa", tmp_path)
-    config = replace(quick, head=head, epochs=2, beam=4, precision=precision, at_once=2)
+    config = replace(quick, head=head, epochs=2, beam_size=4, precision=precision, parallel_seeds=2)
     results = finetune(str(model_folder), task, tmp_path / "out", [0, 1], config, console)
-    assert beams == [4]
     for result in results:
         assert {"f1", "exact_match", "best_f1", "best_f1_threshold"} <= result.keys()
         assert result["score"] == result["f1"]
     _, card = load_task_model(tmp_path / "out" / "model")
     best = max(results, key=lambda r: r["score"])
-    assert card.maybe_none
+    assert card.has_unanswerable
+    assert card.beam_size == 4
+    lines = read_jsonl(tmp_path / "out" / "predictions" / "seed-0" / "dev.jsonl")
+    assert max(len(line["n_best"]) for line in lines) == 4
     assert card.null_threshold == best["best_f1_threshold"]
 
 
@@ -533,14 +579,13 @@ def test_texts_that_are_too_long_are_counted_and_the_first_is_named(
     data.mkdir()
     for split in ("train", "dev"):
         (data / f"{split}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    config = FinetuneConfig(length=16, epochs=1, batch=4, lr=1e-3, device="cpu")
+    config = FinetuneConfig(max_length=16, epochs=1, batch_size=4, lr=1e-3, device="cpu")
     task = load_task("classify", data)
     finetune(str(model_folder), task, tmp_path / "out", [0], config, console)
     shown = " ".join(console.file.getvalue().split())
     # Line 1 is the header, so that the seventh row stands in line 8.
     assert (
-        "2 of 24 examples of train are longer than 16 tokens and were cut, the first is '8'"
-        in shown
+        "train: 2 of 24 examples longer than 16 tokens were truncated; the first is '8'." in shown
     )
 
 

@@ -2,13 +2,17 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from electra.finetune.stack import Noise, StackedDropout, stack, unstack_
+from electra.errors import UserError
+from electra.finetune.kinds import TaskKind, make_kind
+from electra.finetune.stack import DropoutRng, StackedDropout, finite_seeds, stack, unstack_
+from electra.hub.heads import TaskCard
 from electra.models.encoder import Encoder, EncoderConfig
-from electra.models.heads import TaskModel, build_head
+from electra.models.heads import TaskModel
 from electra.optim.adam import PaperAdam, parameter_groups
 from electra.optim.stacked import StackedAdam
 
@@ -16,10 +20,20 @@ CPU = torch.device("cpu")
 CONFIG = EncoderConfig(layers=2, hidden=32, heads=2, embedding=16, max_positions=16, vocab_size=50)
 
 
+def make(name: str, head: str = "paper", outputs: int = 3, **card) -> TaskKind:
+    """A kind with `outputs` labels; for questions, 0 means that all have an answer."""
+    labels = [str(i) for i in range(outputs)]
+    return make_kind(
+        TaskCard(
+            name="made", kind=name, labels=labels, head=head, has_unanswerable=outputs > 0, **card
+        )
+    )
+
+
 def network(seed: int, kind: str = "classify", head: str = "paper") -> TaskModel:
     torch.manual_seed(seed)
     encoder = Encoder(CONFIG)
-    return TaskModel(encoder, build_head(kind, encoder, 3, head=head))
+    return TaskModel(encoder, make(kind, head).build_head(encoder))
 
 
 def rows(count: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -37,7 +51,7 @@ def logits(model: TaskModel, ids, segments, attention_mask) -> torch.Tensor:
 def test_the_stack_computes_what_each_network_does():
     for kind, head in (("classify", "paper"), ("classify", "transformers"), ("tag", "paper")):
         networks = [network(seed, kind, head).eval() for seed in range(3)]
-        whole = stack(networks, Noise(range(3), CPU)).eval()
+        whole = stack(networks, DropoutRng(range(3), CPU)).eval()
         batch = rows(12)
         found = logits(whole, *batch).chunk(3)
         for place, each in enumerate(networks):
@@ -47,14 +61,14 @@ def test_the_stack_computes_what_each_network_does():
 
 def test_a_stack_of_one_is_the_network():
     one = network(7).eval()
-    whole = stack([one], Noise([7], CPU)).eval()
+    whole = stack([one], DropoutRng([7], CPU)).eval()
     batch = rows(4)
     torch.testing.assert_close(logits(whole, *batch), logits(one, *batch), rtol=1e-5, atol=1e-6)
 
 
 def test_unstack_gives_each_seed_back():
     networks = [network(seed) for seed in range(3)]
-    whole = stack(networks, Noise(range(3), CPU))
+    whole = stack(networks, DropoutRng(range(3), CPU))
     plain = network(99)
     unstack_(plain, whole, 2)
     wanted = networks[2].state_dict()
@@ -64,7 +78,7 @@ def test_unstack_gives_each_seed_back():
 def test_the_optimizer_is_the_papers_for_each_seed():
     """Against `PaperAdam` with torch's own clipping, weight decay included."""
     networks = [network(seed).eval() for seed in range(3)]
-    whole = stack(networks, Noise(range(3), CPU)).eval()
+    whole = stack(networks, DropoutRng(range(3), CPU)).eval()
     together = StackedAdam([[p] for p in whole.parameters()], weight_decay=0.1, clip=0.5)
     apart = [PaperAdam(parameter_groups(each, 0.1), weight_decay=0.1) for each in networks]
     ids, segments, attention_mask = rows(12)
@@ -117,7 +131,7 @@ def test_forget_is_as_before_the_first_step():
 
 
 def test_noise_depends_on_the_seed_and_not_on_its_company():
-    alone, together = Noise([5], CPU), Noise([3, 5, 8], CPU)
+    alone, together = DropoutRng([5], CPU), DropoutRng([3, 5, 8], CPU)
     for _ in range(3):  # step after step
         for noise in (alone, together):
             noise.used = 0
@@ -134,7 +148,7 @@ def test_noise_depends_on_the_seed_and_not_on_its_company():
 
 def test_bytes_stay_where_they_are_when_a_shorter_step_draws():
     """The graphs of CUDA remember the place."""
-    noise = Noise([0, 1], CPU)
+    noise = DropoutRng([0, 1], CPU)
     noise.draw(64)
     place = noise.bytes.data_ptr()
     noise.draw(16)
@@ -142,7 +156,7 @@ def test_bytes_stay_where_they_are_when_a_shorter_step_draws():
 
 
 def test_dropout_drops_its_share_and_keeps_the_mean():
-    noise = Noise([0, 1], CPU)
+    noise = DropoutRng([0, 1], CPU)
     noise.draw(200_000)
     drop = StackedDropout(0.1, noise).train()
     x = torch.ones(4, 100_000)
@@ -155,7 +169,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean():
 
 
 def test_the_highest_rates_of_dropout_leave_something():
-    noise = Noise([0], CPU)
+    noise = DropoutRng([0], CPU)
     noise.draw(2000)
     found = StackedDropout(0.9999, noise).train()(torch.ones(1, 2000))
     assert found.isfinite().all()
@@ -164,8 +178,8 @@ def test_the_highest_rates_of_dropout_leave_something():
 
 def test_every_place_keeps_its_rate_of_dropout():
     encoder = Encoder(replace(CONFIG, dropout=0.25, attention_dropout=0.5))
-    head = build_head("classify", encoder, 3, dropout=0.125)
-    whole = stack([TaskModel(encoder, head)], Noise([0], CPU))
+    head = make("classify", dropout=0.125).build_head(encoder)
+    whole = stack([TaskModel(encoder, head)], DropoutRng([0], CPU))
     found = {n: m.threshold for n, m in whole.named_modules() if isinstance(m, StackedDropout)}
     rates = {n: (64, 128, 32)[("attention" in n) + 2 * n.startswith("head")] for n in found}
     assert found == rates
@@ -174,7 +188,7 @@ def test_every_place_keeps_its_rate_of_dropout():
 
 def test_attention_with_dropout_has_the_mean_of_the_one_without():
     networks = [network(0)]
-    noise = Noise([0], CPU)
+    noise = DropoutRng([0], CPU)
     whole = stack(networks, noise)
     attention = whole.encoder.layers[0].attention
     q, k, v = torch.randn(3, 1, 2, 8, 16, generator=torch.Generator().manual_seed(1))
@@ -187,3 +201,63 @@ def test_attention_with_dropout_has_the_mean_of_the_one_without():
         total += attention.train()(q, k, v, mask)
     torch.testing.assert_close(total / 800, want, rtol=0.1, atol=0.08)
     torch.testing.assert_close(attention.eval()(q, k, v, mask), want)
+
+
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class WithParameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(32))
+
+    def forward(self, x):
+        return self.gain * x
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (nn.RMSNorm(32), r"this RMSNorm has a tensor of its own, 'weight'"),
+        (Scaled(32, 32), "this Scaled is a subclass with a forward of its own"),
+        (WithParameter(), r"this WithParameter has a tensor of its own, 'gain'"),
+        (nn.Sequential(nn.GELU(), WithParameter()), r"'head\.extra\.1': this WithParameter"),
+        (nn.BatchNorm1d(32, affine=False), "this BatchNorm1d has a tensor of its own"),
+        (nn.Embedding(4, 32), r"this Embedding has a tensor of its own, 'weight'"),
+        (nn.AlphaDropout(0.1), "this AlphaDropout is another kind of dropout"),
+        (nn.Linear(32, 32, bias=False), "this Linear has no bias"),
+        (nn.LayerNorm(32, elementwise_affine=False), "this LayerNorm has no bias"),
+    ],
+)
+def test_modules_without_a_stacked_form_are_refused(module, reason):
+    """Otherwise all seeds would train the weights of the first one."""
+    networks = [network(seed) for seed in range(2)]
+    for each in networks:
+        each.head.extra = module
+    with pytest.raises(UserError, match=reason) as caught:
+        stack(networks, DropoutRng(range(2), CPU))
+    assert "'head.extra" in str(caught.value)
+
+
+def test_a_changed_embedding_block_is_refused():
+    networks = [network(seed) for seed in range(2)]
+    for each in networks:
+        each.encoder.embeddings.norm = nn.RMSNorm(16)
+    with pytest.raises(UserError, match=r"'encoder\.embeddings\.norm': this RMSNorm"):
+        stack(networks, DropoutRng(range(2), CPU))
+
+
+def test_a_parameter_of_the_network_itself_is_refused():
+    one = network(0)
+    one.gain = nn.Parameter(torch.ones(1))
+    with pytest.raises(UserError, match="has a tensor of its own, 'gain'"):
+        stack([one], DropoutRng([0], CPU))
+
+
+def test_finite_seeds():
+    networks = [network(seed) for seed in range(3)]
+    with torch.no_grad():
+        networks[1].encoder.layers[1].output_norm.bias[3] = float("inf")
+    assert finite_seeds(stack(networks, DropoutRng(range(3), CPU))) == [True, False, True]

@@ -10,7 +10,7 @@ SMALL = (
     *("data.seq_length=32", "data.batch_size=8", "train.device=cpu", "train.validate_rows=16"),
     *("model.layers=1", "model.hidden=32", "model.embedding=16"),
 )
-TUNING = ("--tuning", "lr=3e-3", "--tuning", "batch=16", "--tuning", "epochs=1")
+TUNING = ("--tuning", "lr=3e-3", "--tuning", "batch_size=16", "--tuning", "epochs=1")
 PEOPLE = ("farmer", "sailor", "baker", "judge", "miner", "weaver")
 PLACES = ("field", "harbour", "oven", "court", "shaft", "loom")
 

@@ -43,7 +43,9 @@ def test_a_score_knows_where_it_came_from():
     assert one.origin != replace(one, config=FinetuneConfig(lr=1)).origin
     assert (
         one.origin
-        == replace(one, config=override(FinetuneConfig(), ["device=cpu", "at_once=2"])).origin
+        == replace(
+            one, config=override(FinetuneConfig(), ["device=cpu", "parallel_seeds=2"])
+        ).origin
     )
     assert BlimpScorer(PAIRS).origin != BlimpScorer(PAIRS[:-1]).origin
 

@@ -228,10 +228,10 @@ def test_transformers_loads_what_is_kept(ran, data_folder):
 
 
 def test_fine_tuning_finds_the_encoder(ran):
-    from electra.finetune.run import open_model
+    from electra.finetune.run import load_pretrained
 
     for place in (ran.out, ran.last, resolve_model(str(ran.out), "encoder")):
-        assert open_model(str(place)).encoder.config.hidden == 32
+        assert load_pretrained(str(place)).encoder.config.hidden == 32
 
 
 def test_detect_and_fill_answer_or_say_why_not(ran):

@@ -1,4 +1,4 @@
-"""The verbs after pre-training: finetune, glue, predict, probe."""
+"""The commands after pre-training: finetune, glue, predict, probe."""
 
 import json
 import os
@@ -16,24 +16,26 @@ Settings = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="Settings to change, as  lr=1e-4  or  epochs=5 ; --settings lists them.",
+        help="Settings to change, such as `lr=1e-4` or `epochs=5`; --settings lists all.",
         show_default=False,
     ),
 ]
 Seeds = Annotated[
     str,
-    typer.Option(help="How many seeds, or which: 5 means 0 to 4; 3,7 those two; 3, that one."),
+    typer.Option(
+        help="Number of seeds or a list: 5 means seeds 0 to 4; 3,7 seeds 3 and 7; 3, seed 3."
+    ),
 ]
 MOST_SEEDS = 1000
-"""That a number alone may ask for."""
+"""The largest number that --seeds accepts without a comma."""
 TASKS = (
-    "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; squad1, squad2; conll2000, conll2003; or "
-    "for your own files: classify, regress, pair, choice, tag, qa."
+    "A GLUE task (cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli), squad1, squad2, conll2000, "
+    "conll2003; for your own files: classify, regress, pair, choice, tag, qa."
 )
 
 
 def print_settings(wanted: bool) -> None:
-    """Print every setting with its default and what it means."""
+    """Print every setting with its default and its help, and exit."""
     if wanted:
         from electra.config import to_yaml
         from electra.finetune.settings import FinetuneConfig
@@ -45,13 +47,13 @@ def print_settings(wanted: bool) -> None:
 Listed = Annotated[
     bool,
     typer.Option(
-        "--settings", callback=print_settings, is_eager=True, help="List the settings and leave."
+        "--settings", callback=print_settings, is_eager=True, help="List all settings and exit."
     ),
 ]
 
 
 def read_seeds(text: str, option: str = "--seeds") -> list[int]:
-    """5 -> 0 to 4; 3,7 -> those."""
+    """Parse --seeds: `5` is 0 to 4, `3,7` is those two."""
     from electra.errors import UserError
 
     try:
@@ -63,14 +65,14 @@ def read_seeds(text: str, option: str = "--seeds") -> list[int]:
     different = len(set(numbers)) == len(numbers)
     if not different or min(numbers) < lowest or max(numbers) > highest:
         raise UserError(
-            f"{option} {text}: write a number up to {MOST_SEEDS}, as 5, or several different ones, "
-            "as 3,7."
+            f"{option} {text}: give a number up to {MOST_SEEDS}, such as 5, or a list of different "
+            "seeds, such as 3,7."
         )
     return list(range(numbers[0])) if alone else numbers
 
 
 def read_names(text: str) -> list[str]:
-    """`a, b` -> a and b."""
+    """Split `a, b` into `a` and `b`."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -80,40 +82,42 @@ def finetune(
     task: Annotated[str, typer.Argument(help=TASKS)],
     settings: Settings = None,
     *,
-    data: Annotated[Path, typer.Option(help="The task's folder, or one file.")],
-    out: Annotated[Path, typer.Option(help="The folder for results, predictions and the model.")],
+    data: Annotated[Path, typer.Option(help="The folder of the task, or one file.")],
+    out: Annotated[
+        Path, typer.Option(help="Output folder for results, predictions and the model.")
+    ],
     seeds: Seeds = "5",
     text: Annotated[
-        str | None, typer.Option(help="Your own file: the column with the text, or the question.")
+        str | None, typer.Option(help="Your own files: the column of the text or question.")
     ] = None,
     pair: Annotated[
         str | None,
         typer.Option(
-            help="Your own file: the column with the second text, or the context; for choice those "
-            "of the options, as a,b,c."
+            help="Your own files: the column of the second text or context; for choice the columns "
+            "of the options, such as a,b,c."
         ),
     ] = None,
     label: Annotated[
         str | None,
         typer.Option(
-            help="Your own file: the column with the label, or the answer; in CoNLL files the "
-            "number of the column with the tags."
+            help="Your own files: the column of the label or answer; in CoNLL files, the number of "
+            "the tag column."
         ),
     ] = None,
     as_json: Json = False,
     listed: Listed = False,
 ) -> None:
-    """Fine-tune a model on a task with several seeds; on a GPU they are trained at once.
+    """Fine-tune a model on a task with several seeds; a GPU trains them at the same time.
 
-    OUT gets results.jsonl with a line per seed, the predictions of each, and `model`, the best seed
-    on dev. The same command again goes on with the seeds that are missing.
+    OUT gets results.jsonl with one line per seed, the predictions of each seed, and `model`, the
+    best seed on dev. Run the same command again to train missing seeds.
 
     Example:  electra finetune runs/first classify --data reviews.csv --out tuned --label stars
     """
     from electra.config import override
-    from electra.finetune.glue import line
+    from electra.finetune.glue import summary_line
     from electra.finetune.results import summary
-    from electra.finetune.run import finetune as tune
+    from electra.finetune.run import finetune as run_finetune
     from electra.finetune.settings import FinetuneConfig
     from electra.tasks.load import load_task
 
@@ -123,13 +127,13 @@ def finetune(
     loaded = load_task(task, data, text=text, pair=pair, label=label)
     warn(loaded.warnings)
     with resumable():
-        results = tune(model, loaded, out, chosen, config, progress)
+        results = run_finetune(model, loaded, out, chosen, config, progress)
     if as_json:
         for result in results:
             typer.echo(json.dumps(result, ensure_ascii=False))
         return
-    console.print(line(summary(results)), highlight=False, markup=False, soft_wrap=True)
-    typer.echo(f"The best seed's model: {out / 'model'}")
+    console.print(summary_line(summary(results)), highlight=False, markup=False, soft_wrap=True)
+    typer.echo(f"Model of the best seed: {out / 'model'}")
 
 
 @lasting()
@@ -137,29 +141,29 @@ def glue(
     model: Model,
     settings: Settings = None,
     *,
-    data: Annotated[Path, typer.Option(help="The folder with GLUE's tasks.")],
-    out: Annotated[Path, typer.Option(help="The folder for all results.")],
+    data: Annotated[Path, typer.Option(help="The folder with the GLUE tasks.")],
+    out: Annotated[Path, typer.Option(help="Output folder for all results.")],
     seeds: Seeds = "5",
     tasks: Annotated[
-        str, typer.Option(help="Only these, separated by commas.", show_default="all there are")
+        str, typer.Option(help="Run only these tasks, such as cola,rte.", show_default="all found")
     ] = "",
     from_mnli: Annotated[
         bool,
-        typer.Option("--from-mnli", help="Start RTE, MRPC and STS-B from the model of MNLI."),
+        typer.Option("--from-mnli", help="Start RTE, MRPC and STS-B from the MNLI model."),
     ] = False,
     as_json: Json = False,
     listed: Listed = False,
 ) -> None:
-    """Fine-tune on every task of GLUE and compare with the paper.
+    """Fine-tune on every GLUE task found and compare with the published scores.
 
-    OUT gets a folder per task, results.jsonl, table.md, glue.png, and the files for GLUE's server
-    where there are test sets. The same command again goes on with what is missing.
+    OUT gets one folder per task, results.jsonl, table.md, glue.png, and the submission for the GLUE
+    server if there are test sets. Run the same command again to train what is missing.
 
     Example:  electra glue runs/first --data glue --out scores --seeds 5
     """
     from electra.config import override
     from electra.errors import UserError
-    from electra.finetune.glue import draw, run_glue, show_table
+    from electra.finetune.glue import plot_scores, run_glue, show_table
     from electra.finetune.settings import FinetuneConfig
 
     console, progress = consoles()
@@ -180,77 +184,82 @@ def glue(
     else:
         show_table(rows, console)
     try:
-        typer.echo(f"Figure: {draw(rows, out)}", err=True)
-    except UserError as missing:  # matplotlib is an extra; the numbers are there without it
-        warn([f"no figure: {missing}"])
+        typer.echo(f"Plot: {plot_scores(rows, out)}", err=True)
+    except UserError as missing:  # matplotlib is optional; the results are written without it
+        warn([f"no plot: {missing}"])
 
 
 def predict(
     model: Annotated[
-        str, typer.Argument(help="The folder OUT of  electra finetune , or a Hub name.")
+        str, typer.Argument(help="The OUT folder of `electra finetune`, or a name on the Hub.")
     ],
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="INPUT", help="A .txt with a text per line, or a table as in training."
+            metavar="INPUT", help="A .txt with one text per line, or a file like those in training."
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The file for the JSON lines.", show_default="standard output"),
+        typer.Option(help="Output file for the JSON lines.", show_default="standard output"),
     ] = None,
     precision: Annotated[
         str,
         typer.Option(
-            help="fp32, or bf16, which is faster on processors that have it; auto is bf16 on CUDA."
+            help="fp32, bf16 (faster where the hardware has it) or auto (bf16 on CUDA, else fp32)."
         ),
     ] = "auto",
 ) -> None:
-    """Answer for new texts, one JSON object per line.
+    """Apply a fine-tuned model to new texts; writes one JSON object per line.
 
     Example:  electra predict tuned new-reviews.txt --out answers.jsonl
     """
     from electra.errors import UserError
     from electra.files import write_atomic
-    from electra.finetune.predict import predict as ask
+    from electra.finetune.predict import predict as run_predict
     from electra.jsonl import to_json
 
     if out is not None and not out.parent.is_dir():
-        raise UserError(f"There is no folder '{out.parent}' for --out: make it first.")
+        raise UserError(f"There is no folder '{out.parent}' for --out: create it first.")
     if out is not None and out.is_dir():
         raise UserError(f"'{out}' is a folder, and --out must be a file: name one in it.")
     if out is not None and out.exists() and source.exists() and out.samefile(source):
         raise UserError(
-            f"'{out}' is the input, which the answers would replace: name another --out."
+            f"'{out}' is the input, which the predictions would replace: name another --out."
         )
     if precision not in ("auto", "fp32", "bf16"):
-        raise UserError(f"--precision {precision}: write auto, fp32 or bf16.")
-    found = ask(model, source, precision=precision)  # type: ignore[arg-type]
-    lines = (to_json(record) for record in found)
+        raise UserError(f"--precision {precision}: choose auto, fp32 or bf16.")
+    records = run_predict(
+        model,
+        source,
+        precision=precision,  # type: ignore[arg-type]
+        warn=lambda message: warn([message]),
+    )
+    lines = (to_json(record) for record in records)
     if out is None:
         for line in lines:
             typer.echo(line)
         return
     content = "".join(f"{line}\n" for line in lines).encode()
-    if out.exists() and not out.is_file():  # a pipe or a device is written to, not replaced
+    if out.exists() and not out.is_file():  # write to a pipe or device, do not replace it
         out.write_bytes(content)
     else:
-        # A link stays a link. Not Path.resolve, which raises where links go in a circle.
+        # Keep a symlink. Path.resolve would raise for circular links.
         write_atomic(Path(os.path.realpath(out)), content)
 
 
 def probe(
     model: Model,
-    data: Annotated[Path, typer.Option(help="The folder with BLiMP's JSON lines.")],
+    data: Annotated[Path, typer.Option(help="The folder with the .jsonl files of BLiMP.")],
     network: Annotated[
         str, typer.Option(help="discriminator, generator, or both.", show_default=True)
     ] = "discriminator",
     as_json: Json = False,
 ) -> None:
-    """Measure what a model knows of grammar, without fine-tuning: BLiMP, per phenomenon.
+    """Measure grammatical knowledge with BLiMP, per phenomenon, without fine-tuning.
 
-    Of two sentences that differ in little, the discriminator should find the wrong one more
-    'replaced', and the generator less likely (which takes longer: it hides each token in turn).
+    Each example is a minimal pair. The discriminator should see more replaced tokens in the
+    ungrammatical sentence; the generator should find it less likely (slower: one pass per token).
 
     Example:  electra probe runs/first --data blimp
     """
@@ -258,15 +267,15 @@ def probe(
     from rich.text import Text
 
     from electra.errors import UserError
-    from electra.finetune.probe import probe as ask
+    from electra.finetune.probe import probe as run_probe
     from electra.tasks.blimp import load_blimp
 
     names = ("discriminator", "generator") if network == "both" else (network,)
     if not set(names) <= {"discriminator", "generator"}:
-        raise UserError(f"--network {network}: write discriminator, generator or both.")
+        raise UserError(f"--network {network}: choose discriminator, generator or both.")
     console, progress = consoles()
     pairs = load_blimp(data)
-    found = {name: ask(model, pairs, name, progress) for name in names}  # type: ignore[arg-type]
+    found = {name: run_probe(model, pairs, name, progress) for name in names}  # type: ignore[arg-type]
     total = {
         name: sum(p.accuracy * p.pairs for p in each) / len(pairs) for name, each in found.items()
     }
@@ -279,9 +288,9 @@ def probe(
         return
     table = Table("phenomenon", "pairs", *names)
     for number, p in enumerate(found[names[0]]):
-        shares = [f"{found[name][number].accuracy:.1%}" for name in names]
-        table.add_row(Text(p.phenomenon), f"{p.pairs:,}", *shares)
+        accuracies = [f"{found[name][number].accuracy:.1%}" for name in names]
+        table.add_row(Text(p.phenomenon), f"{p.pairs:,}", *accuracies)
     table.add_section()
     table.add_row("all", f"{len(pairs):,}", *(f"{total[name]:.1%}" for name in names))
     console.print(table)
-    console.print("Guessing gives 50 %.", style="dim")
+    console.print("Chance level: 50 %.", style="dim")

@@ -146,9 +146,7 @@ def tokenizer_inspect(
 @lasting()
 def prepare(
     inputs: Inputs,
-    tokenizer: Annotated[
-        Path, typer.Option(help="Folder with a `tokenizer.json` or `vocab.txt`.")
-    ],
+    tokenizer: Annotated[Path, typer.Option(help="Folder with a `tokenizer.json` or `vocab.txt`.")],
     out: Annotated[Path, typer.Option(help="Folder to write the shards to.")],
     length: Annotated[
         int,

@@ -50,8 +50,8 @@ TUNING = FinetuneConfig(
     lr=3e-4,
     layer_decay=1.0,
     epochs=8,
-    batch=16,
-    length=LENGTH,
+    batch_size=16,
+    max_length=LENGTH,
     pool="max",  # the toy's one layer cannot gather a sentence in [CLS]
     device="cpu",
 )

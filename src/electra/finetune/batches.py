@@ -1,7 +1,7 @@
-"""Which examples share a batch: those of about the same length, so that little padding is computed.
+"""Batches of examples with similar lengths, so that little padding is computed.
 
-The shapes of the batches and their order are the same for every seed; who is in a batch is not.
-So the seeds can be trained side by side, and each sees the same data as it would alone.
+The shapes of the batches and their order are the same for every seed, so that seeds can be trained
+at the same time; which examples are in a batch depends on the seed alone.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ LENGTHS = (
     *range(80, 129, 16),
     *(160, 192, 256, 320, 384, 448, 512),
 )
-"""Rows are padded to one of these: finely where texts are short and padding weighs most. Each
-costs a captured graph on a GPU."""
+"""Rows are padded to one of these lengths. The steps are finer for short texts, where padding costs
+most; on a GPU each length needs a CUDA graph."""
 
 Indices = npt.NDArray[np.int64]
 
@@ -27,42 +27,41 @@ class Plan:
     """The batches of one epoch."""
 
     lengths: list[int]
-    """What the rows of each batch are padded to."""
+    """The padded length of each batch."""
     members: Indices
-    """Numbers of the examples: (batches, seeds, batch)."""
+    """Indices of the examples: (batches, seeds, batch_size)."""
 
 
 def padded_length(tokens: int) -> int:
-    """The shortest of `LENGTHS` that holds so many tokens."""
+    """The shortest of `LENGTHS` for so many tokens."""
     return next((n for n in LENGTHS if n >= tokens), -(-tokens // 512) * 512)
 
 
 def padded_lengths(lengths: Indices, positions: int) -> Indices:
-    """What each example is padded to; no row is longer than the model's position table."""
+    """The padded length of each example, at most the number of positions of the model."""
     return np.array([min(padded_length(int(n)), positions) for n in lengths], dtype=np.int64)
 
 
-def plan_epoch(buckets: Indices, batch: int, seeds: list[int], epoch: int) -> Plan:
-    """Shuffle, and put examples of one bucket, which are padded alike, together.
+def plan_epoch(buckets: Indices, batch_size: int, seeds: list[int], epoch: int) -> Plan:
+    """Shuffle the examples and batch those with the same padded length (their bucket).
 
-    The last few, fewer than a batch, wait.
+    An epoch leaves out the examples that do not fill a batch, different ones each time.
     """
     common = np.random.default_rng([epoch])  # the same for every seed
-    waiting = common.permutation(len(buckets))[: len(buckets) % batch]
+    left_out = common.permutation(len(buckets))[: len(buckets) % batch_size]
     columns = []
     for seed in seeds:
         order = np.random.default_rng([seed, epoch, 1]).permutation(len(buckets))
-        order = order[~np.isin(order, waiting)]
-        # Longest first; a bucket that does not come out even is completed by the next shorter.
-        columns.append(order[np.argsort(-buckets[order], kind="stable")].reshape(-1, batch))
-    members = np.stack(columns, axis=1)  # (batches, seeds, batch)
-    turn = common.permutation(len(members))
-    members = members[turn]
+        order = order[~np.isin(order, left_out)]
+        # Longest first: a batch that a bucket does not fill takes examples of the next shorter one.
+        columns.append(order[np.argsort(-buckets[order], kind="stable")].reshape(-1, batch_size))
+    members = np.stack(columns, axis=1)  # (batches, seeds, batch_size)
+    members = members[common.permutation(len(members))]
     return Plan(lengths=[int(n) for n in buckets[members[:, 0, 0]]], members=members)
 
 
 def eval_batches(lengths: Indices, tokens: int) -> Iterator[tuple[int, Indices]]:
-    """All rows once, longest first, in batches of about so many tokens."""
+    """All rows once, longest first, in batches of about `tokens` tokens."""
     order = np.argsort(-lengths, kind="stable")
     begin = 0
     while begin < len(order):

@@ -1,4 +1,4 @@
-"""Train the seeds of a task side by side; on CUDA each step is the replay of one graph."""
+"""Train several seeds of a task at the same time; on CUDA each step replays a graph."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,71 +9,71 @@ from torch import Tensor, nn
 
 from electra.device import autocast
 from electra.errors import UserError
-from electra.finetune.answer import loss
 from electra.finetune.batches import Indices, padded_lengths, plan_epoch
-from electra.finetune.rows import Rows, put_rows
+from electra.finetune.kinds.base import TaskKind
+from electra.finetune.rows import DeviceRows, rows_to_device
 from electra.finetune.settings import FinetuneConfig
-from electra.finetune.stack import Noise, stack
+from electra.finetune.stack import DropoutRng, stack
 from electra.models.heads import TaskModel
 from electra.optim.schedule import OptimConfig, learning_rate
 from electra.optim.stacked import StackedAdam
-from electra.tasks.examples import Features, Kind
+from electra.tasks.examples import Features
 
-Told = Callable[[int, int], None]
-"""Hears of the steps done and the steps in all."""
+ProgressFn = Callable[[int, int], None]
+"""Called with the number of finished steps and the total."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """Everything that one step needs."""
+class TrainStep:
+    """One training step of all stacked seeds."""
 
     model: TaskModel
     optimizer: StackedAdam
-    noise: Noise
-    rows: Rows
-    kind: Kind
-    options: int
+    dropout_rng: DropoutRng
+    rows: DeviceRows
+    kind: TaskKind
     config: FinetuneConfig
     device: torch.device
     dtype: torch.dtype
 
-    def losses(self, index: Tensor, length: int) -> Tensor:
-        """The loss of all seeds; their parameters are apart, so one sum serves them all."""
-        self.noise.used = 0
-        batch = self.rows.pick(index, length)
+    def loss(self, index: Tensor, length: int) -> Tensor:
+        """The loss of all seeds: they share no parameters, so one sum serves all."""
+        self.dropout_rng.used = 0
+        batch = self.rows.gather(index, length)
         # No cache of casts: a weight is used once, and a graph must not see another one's copies.
         with autocast(self.device, self.dtype, cache=False):
-            return loss(self.model, batch, self.kind, self.options, self.config.null_weight)
+            hidden = self.model.encoder(batch.ids, batch.segments, batch.attention_mask)
+            return self.kind.loss(self.model.head, hidden, batch, self.config)
 
-    def step(self, index: Tensor, length: int, rates: Tensor) -> None:
+    def __call__(self, index: Tensor, length: int, rates: Tensor) -> None:
         """Forward, backward and update."""
-        self.losses(index, length).backward()
+        self.loss(index, length).backward()
         self.optimizer.step(rates)
         for p in self.model.parameters():
             p.grad = None
 
     @torch.no_grad()
-    def bytes_needed(self, index: Tensor, length: int) -> int:
-        """Random bytes that a step of this length takes."""
-        self.losses(index, length)
-        return self.noise.used
+    def dropout_bytes(self, index: Tensor, length: int) -> int:
+        """Random bytes that a step with rows of this length takes."""
+        self.loss(index, length)
+        return self.dropout_rng.used
 
 
 def fit(
     networks: Sequence[TaskModel],
     features: Features,
-    kind: Kind,
+    kind: TaskKind,
     config: FinetuneConfig,
     seeds: Sequence[int],
     *,
     pad_id: int,
     device: torch.device,
     dtype: torch.dtype,
-    progress: Told = lambda done, total: None,
+    progress: ProgressFn = lambda done, total: None,
 ) -> TaskModel:
-    """One network per seed in, the trained stack of them out."""
-    noise = Noise(seeds, device)
-    model = stack(networks, noise).to(device).train()
+    """Train one network per seed; returns them as one stacked model."""
+    dropout_rng = DropoutRng(seeds, device)
+    model = stack(networks, dropout_rng).to(device).train()
     groups, factors = layer_groups(model, config)
     optimizer = StackedAdam(
         groups,
@@ -82,21 +82,22 @@ def fit(
         bias_correction=config.bias_correction,
     )
     buckets = padded_lengths(example_lengths(features), model.encoder.config.max_positions)
-    rows = put_rows(features, pad_id, int(buckets.max()), device)
-    options = features.rows_per_example
-    run = Fit(model, optimizer, noise, rows, kind, options, config, device, dtype)
-    batch, total = steps(features, config)
+    rows = rows_to_device(features, pad_id, int(buckets.max()), device)
+    step = TrainStep(model, optimizer, dropout_rng, rows, kind, config, device, dtype)
+    batch_size, total = count_steps(features, config)
     optim = OptimConfig(lr=config.lr, warmup=config.warmup)
-    rates = torch.tensor([learning_rate(step / total, total, optim) for step in range(total)])
+    rates = torch.tensor([learning_rate(n / total, total, optim) for n in range(total)])
     rates = (rates[:, None] * torch.tensor(factors)).to(device)  # (steps, groups)
-    take = captured(run, buckets, batch) if device.type == "cuda" else plain(run)
+    cuda = device.type == "cuda"
+    take_step = capture_cuda_graphs(step, buckets, batch_size) if cuda else eager_steps(step)
+    per_example = features.rows_per_example
     done = 0
     while done < total:
-        plan = plan_epoch(buckets, batch, list(seeds), done // (len(buckets) // batch))
-        members = plan.members[..., None] * options + np.arange(options)
+        plan = plan_epoch(buckets, batch_size, list(seeds), done // (len(buckets) // batch_size))
+        members = plan.members[..., None] * per_example + np.arange(per_example)
         index = torch.from_numpy(members.reshape(len(members), -1)).to(device)
-        for length, now in zip(plan.lengths, index, strict=True):
-            take(now, length, rates[done])
+        for length, rows_now in zip(plan.lengths, index, strict=True):
+            take_step(rows_now, length, rates[done])
             done += 1
             if done % 20 == 0 or done == total:
                 progress(done, total)
@@ -105,77 +106,81 @@ def fit(
     return model.eval()
 
 
-def steps(features: Features, config: FinetuneConfig) -> tuple[int, int]:
+def count_steps(features: Features, config: FinetuneConfig) -> tuple[int, int]:
     """Examples per step, and the number of steps."""
     examples = len(features.input_ids) // features.rows_per_example
-    batch = min(config.batch, examples)
-    total = int(examples // batch * config.epochs)
+    batch_size = min(config.batch_size, examples)
+    # differs from google-research/electra: it rounds the steps of an epoch up, not down.
+    total = int(examples // batch_size * config.epochs)
     if not total:
         raise UserError(
-            f"{config.epochs} epochs of {examples} examples are not one step: set more epochs or a "
-            "smaller batch."
+            f"{config.epochs} epochs of {examples} examples are less than one step: set more "
+            "epochs or a smaller batch_size."
         )
-    return batch, total
+    return batch_size, total
 
 
-def plain(run: Fit) -> Callable[[Tensor, int, Tensor], None]:
-    """Steps as they are written."""
+def eager_steps(step: TrainStep) -> Callable[[Tensor, int, Tensor], None]:
+    """Run the steps without graphs."""
     needed: dict[int, int] = {}
 
-    def take(index: Tensor, length: int, rates: Tensor) -> None:
+    def take_step(index: Tensor, length: int, rates: Tensor) -> None:
         if length not in needed:
-            needed[length] = run.bytes_needed(index, length)
-        run.noise.draw(needed[length])
-        run.step(index, length, rates)
+            needed[length] = step.dropout_bytes(index, length)
+        step.dropout_rng.draw(needed[length])
+        step(index, length, rates)
 
-    return take
+    return take_step
 
 
-def captured(run: Fit, buckets: Indices, batch: int) -> Callable[[Tensor, int, Tensor], None]:
-    """Steps as CUDA graphs, one for each padded length, that read their inputs from one place.
+def capture_cuda_graphs(
+    step: TrainStep, buckets: Indices, batch_size: int
+) -> Callable[[Tensor, int, Tensor], None]:
+    """Capture the step as one CUDA graph per padded length; the graphs share their inputs.
 
-    A small network's step is a thousand kernels that each take less time than their launch.
+    The step of a small network is a thousand kernels that each run shorter than their launch takes.
     """
-    count = batch * run.noise.bytes.shape[0] * run.options
-    index = torch.zeros(count, dtype=torch.int64, device=run.device)
-    rates = torch.zeros(len(run.optimizer.groups), device=run.device)
-    sizes = sorted({int(n) for n in buckets}, reverse=True)
-    # Trials are made with an example of that length: a longer one's target may lie outside.
-    trials = {length: example_rows(buckets, length, run.options, count) for length in sizes}
-    needed = {length: run.bytes_needed(t.to(run.device), length) for length, t in trials.items()}
-    run.noise.draw(max(needed.values()))  # the graphs remember where the bytes are
+    per_example = step.rows.rows_per_example
+    count = batch_size * len(step.dropout_rng.seeds) * per_example
+    index = torch.zeros(count, dtype=torch.int64, device=step.device)
+    rates = torch.zeros(len(step.optimizer.groups), device=step.device)
+    lengths = sorted({int(n) for n in buckets}, reverse=True)
+    # Warm up with an example of that length: the target of a longer one may be out of range.
+    samples = {n: example_rows(buckets, n, per_example, count) for n in lengths}
+    needed = {n: step.dropout_bytes(rows.to(step.device), n) for n, rows in samples.items()}
+    step.dropout_rng.draw(max(needed.values()))  # the graphs keep the address of the bytes
     pool = torch.cuda.graph_pool_handle()
     graphs = {}
     side = torch.cuda.Stream()
-    for length in sizes:
-        index.copy_(trials[length])
+    for length in lengths:
+        index.copy_(samples[length])
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries set themselves up outside the capture
-            run.step(index, length, rates)
+        with torch.cuda.stream(side):  # libraries initialize outside the capture
+            step(index, length, rates)
         torch.cuda.current_stream().wait_stream(side)
         graphs[length] = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graphs[length], pool=pool):
-            run.step(index, length, rates)
-    run.optimizer.forget()  # the trials had rate 0, but Adam's means remember them
-    run.noise.restart()
+            step(index, length, rates)
+    step.optimizer.forget()  # the warm-up had learning rate 0, but it changed Adam's moments
+    step.dropout_rng.restart()
 
-    def take(now: Tensor, length: int, rate: Tensor) -> None:
-        index.copy_(now)
+    def take_step(rows: Tensor, length: int, rate: Tensor) -> None:
+        index.copy_(rows)
         rates.copy_(rate)
-        run.noise.draw(needed[length])
+        step.dropout_rng.draw(needed[length])
         graphs[length].replay()
 
-    return take
+    return take_step
 
 
-def example_rows(buckets: Indices, length: int, options: int, count: int) -> Tensor:
-    """The rows of the first example of a padded length, as often as a batch has room for them."""
+def example_rows(buckets: Indices, length: int, per_example: int, count: int) -> Tensor:
+    """`count` rows: those of the first example with this padded length, repeated."""
     first = int(np.argmax(buckets == length))
-    return (first * options + torch.arange(options)).repeat(count // options)
+    return (first * per_example + torch.arange(per_example)).repeat(count // per_example)
 
 
 def example_lengths(features: Features) -> Indices:
-    """Tokens of each example: of its longest row where it has several."""
+    """The number of tokens of the longest row of each example."""
     tokens = np.array([len(row) for row in features.input_ids], dtype=np.int64)
     return tokens.reshape(-1, features.rows_per_example).max(1)
 
@@ -183,7 +188,7 @@ def example_lengths(features: Features) -> Indices:
 def layer_groups(
     model: TaskModel, config: FinetuneConfig
 ) -> tuple[list[list[nn.Parameter]], list[float]]:
-    """The parameters by depth, and the share of the learning rate that each depth has."""
+    """The parameters grouped by depth, and the learning rate factor of each group."""
     top = len(model.encoder.layers) + 1
     by_depth: dict[int, list[nn.Parameter]] = {}
     for name, p in model.named_parameters():
@@ -191,7 +196,7 @@ def layer_groups(
         if name.startswith("encoder.layers."):
             depth = int(name.split(".")[2]) + 1
         elif name.startswith("head."):
-            # The original counted a layer between body and head that had been removed.
+            # google-research/electra still counts a pooler that was removed.
             depth = top + (config.layer_gap == "released")
         by_depth.setdefault(depth, []).append(p)
     highest = max(by_depth)

@@ -1,4 +1,4 @@
-"""Answers of a model, or of a stack of seeds, to the rows of a split."""
+"""Run a model, or a stack of seeds, on all rows of a split."""
 
 from typing import Any
 
@@ -7,41 +7,39 @@ import numpy.typing as npt
 import torch
 
 from electra.device import autocast
-from electra.finetune.answer import outputs
 from electra.finetune.batches import eval_batches
-from electra.finetune.rows import put_rows
+from electra.finetune.kinds.base import Arrays, TaskKind
+from electra.finetune.rows import rows_to_device
 from electra.models.heads import TaskModel
-from electra.tasks.examples import Features, Kind
-
-Arrays = dict[str, npt.NDArray[Any]]
+from electra.tasks.examples import Features
 
 
 @torch.no_grad()
 def infer(
     model: TaskModel,
     features: Features,
-    kind: Kind,
+    kind: TaskKind,
     *,
     pad_id: int,
     device: torch.device,
     dtype: torch.dtype,
     seeds: int = 1,
-    beam: int = 1,
     tokens: int = 0,
 ) -> list[Arrays]:
-    """For each seed the outputs of all rows, in their order; rows of alike length go together.
+    """The outputs of all rows in their order, for each seed.
 
-    `tokens` is about how many are computed at once for each seed.
+    A batch has about `tokens` tokens per seed, and rows of similar length.
     """
     lengths = np.array([len(row) for row in features.input_ids], dtype=np.int64)
     batches = list(eval_batches(lengths, tokens or (16384 if device.type == "cuda" else 1024)))
-    rows = put_rows(features, pad_id, batches[0][0], device)
-    found: dict[str, npt.NDArray[Any]] = {}
+    rows = rows_to_device(features, pad_id, batches[0][0], device)
     parts: list[tuple[npt.NDArray[np.int64], dict[str, torch.Tensor]]] = []
     for length, index in batches:
-        batch = rows.pick(torch.from_numpy(np.tile(index, seeds)).to(device), length)
+        batch = rows.gather(torch.from_numpy(np.tile(index, seeds)).to(device), length)
         with autocast(device, dtype):
-            parts.append((index, outputs(model, batch, kind, beam)))
+            hidden = model.encoder(batch.ids, batch.segments, batch.attention_mask)
+            parts.append((index, kind.outputs(model.head, hidden, batch)))
+    found: Arrays = {}
     for index, part in parts:
         for name, tensor in part.items():
             values = tensor.cpu().numpy().reshape(seeds, len(index), *tensor.shape[1:])

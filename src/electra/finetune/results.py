@@ -1,4 +1,4 @@
-"""What fine-tuning leaves: a line per seed, from which tables are made and by which it goes on."""
+"""Results of fine-tuning: one line per seed in `results.jsonl`."""
 
 import hashlib
 import os
@@ -16,14 +16,14 @@ Result = dict[str, Any]
 
 
 def read_results(out: Path) -> list[Result]:
-    """The seeds that are done."""
+    """The results of the finished seeds."""
     return read_jsonl(out / RESULTS)
 
 
 def add_result(out: Path, result: Result) -> None:
-    """Append one line, safe on the disk when this returns."""
+    """Append one line; it is on the disk when this returns."""
     path = out / RESULTS
-    # A line that a crash cut short must not swallow the next one
+    # A crash may have left half a line: start a new one.
     torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
     with path.open("a", encoding="utf-8") as file:
         file.write(("\n" if torn else "") + to_json(result) + "\n")
@@ -31,12 +31,22 @@ def add_result(out: Path, result: Result) -> None:
         os.fsync(file.fileno())
 
 
-def check_same(out: Path, done: Iterable[Result], now: Mapping[str, Any]) -> None:
-    """Refuse to put results of other settings, another model or other data beside these."""
+def check_same(
+    out: Path,
+    done: Iterable[Result],
+    now: Mapping[str, Any],
+    renamed: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse to mix results of different settings, models or data.
+
+    `renamed` maps names of settings in results of earlier versions to those of today.
+    """
+    renamed = renamed or {}
     for result in done:
         for key, value in now.items():
             if key == "settings":
-                then = result.get("settings", {})
+                stored = result.get("settings", {})
+                then = {renamed.get(name, name): setting for name, setting in stored.items()}
                 changed = next((k for k in value if then.get(k) != value[k]), None)
                 if changed is not None:
                     raise UserError(
@@ -50,13 +60,13 @@ def check_same(out: Path, done: Iterable[Result], now: Mapping[str, Any]) -> Non
                 )
 
 
-def rank(result: Result) -> tuple[bool, float]:
-    """By which seeds are compared: one that learned stands above one that did not."""
-    return not result["failed"], float(result["score"])
+def rank(result: Result) -> tuple[bool, bool, float]:
+    """The sort key for the best seed: seeds that diverged or failed come last."""
+    return not result.get("diverged"), not result["failed"], float(result["score"])
 
 
 def digest(task: Task) -> str:
-    """A hash of all examples, by which the data are known again."""
+    """A hash of all examples."""
     state = hashlib.blake2b(repr(task.labels).encode(), digest_size=8)
     for name, examples in task.splits.items():
         state.update(name.encode())
@@ -66,7 +76,7 @@ def digest(task: Task) -> str:
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
-    """Median, mean, spread and count of the seeds of one task."""
+    """Median, mean, spread and number of the seeds of one task."""
     scores = [float(r["score"]) for r in results]
     return {
         "task": results[0]["task"],

@@ -1,14 +1,13 @@
-"""The settings of fine-tuning; what is left at 0 follows the paper's table of sizes and tasks."""
+"""The settings of fine-tuning."""
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from electra.device import Device, Precision
 from electra.errors import UserError
-from electra.models.encoder import EncoderConfig
 from electra.models.heads import HeadKind, Pool
-from electra.tasks.examples import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,85 +15,86 @@ class FinetuneConfig:
     """How a task is learned."""
 
     lr: float = 0.0
-    """Peak learning rate; 0 follows the model's size: 3e-4 small, 1e-4 base, 5e-5 large."""
+    """Peak learning rate; 0 takes the paper's for the model size: 3e-4 small, 1e-4 base, 5e-5
+    large."""
     layer_decay: float = 0.0
-    """Each layer learns slower than the one above by this factor; 0 follows the model's size: 0.9
-    for large, else 0.8."""
+    """Layer-wise learning rate decay: each layer has the rate of the layer above times this; 0
+    takes the paper's for the model size: 0.9 for large, else 0.8."""
     layer_gap: Literal["even", "released"] = "even"
-    """'even' gives the last layer the head's rate times layer_decay; 'released' decays once more
-    between head and last layer, as the original code does by mistake."""
+    """'even' gives the last layer the rate of the head times layer_decay; 'released' times
+    layer_decay squared, like the code of google-research/electra."""
     epochs: float = 0.0
-    """Times through the training examples; 0 takes the task's: 10 for RTE and STS-B, 2 for
-    questions, else 3."""
-    batch: int = 32
+    """Passes over the training examples; may be a fraction. 0 takes the task's default: 10 for RTE
+    and STS-B, 2 for questions, else 3."""
+    batch_size: int = 32
     """Examples per step."""
     warmup: float = 0.1
-    """Share of the steps over which the rate rises from 0."""
+    """Fraction of the steps over which the learning rate rises from 0."""
     weight_decay: float = 0.0
-    """Decoupled decay of the matrices."""
+    """Decoupled weight decay; biases and LayerNorm are exempt."""
     bias_correction: bool = False
-    """Adam's correction for its first steps, which the original lacks. Without it a run of some
-    hundred steps has rates that are effectively up to three times higher, which layer_decay makes
-    up for; with one rate for all layers, set it."""
+    """Adam's bias correction, which google-research/electra leaves out. Without it, the first few
+    hundred steps are up to three times as large; layer_decay makes up for that. Turn it on if you
+    set layer_decay=1."""
     clip: float = 1.0
-    """Largest norm of the gradient. The loss is summed over a batch, as in the original, so that
+    """Maximum gradient norm. The loss is summed over the batch, as in google-research/electra, so
     nearly every step is clipped."""
     dropout: float = 0.1
-    """Dropout before the head; the encoder keeps its own."""
+    """Dropout of the head; the encoder keeps its own. The paper's heads for tags and questions have
+    none, whatever this says; head=transformers uses it for tags."""
     head: HeadKind = "paper"
-    """'paper' is one linear layer on the first token; 'transformers' is what that library's
-    classes have, so that they load the result."""
+    """'paper' is the head of google-research/electra; 'transformers' is the head of the
+    transformers classes, so that they load the model."""
     pool: Pool = "first"
-    """What of a text the paper's head sees: the 'first' token, or the 'max' over all tokens."""
-    length: int = 0
-    """Longest row in tokens; 0 takes the task's: 512 for questions, 256 for tags, else 128."""
-    stride: int = 128
-    """Questions: tokens from the start of one window of a long context to the next."""
-    longest_question: int = 64
-    """Questions: tokens that are kept of a question."""
-    longest_answer: int = 30
-    """Questions: most tokens of an answer."""
-    beam: int = 20
-    """Questions: starts that are tried, and ends for each; also the answers that are listed."""
-    null_weight: float = 0.5
-    """Questions: weight of the loss that tells whether there is an answer."""
-    at_once: int = 0
-    """Seeds that are trained together; 0 means all on a GPU and one on a CPU. It does not change
-    the results."""
+    """What the paper's head reads for labels, numbers and choices: the 'first' token, or the 'max'
+    over all tokens."""
+    max_length: int = 0
+    """Maximum sequence length in tokens; 0 takes the task's default: 512 for questions, 256 for
+    tags, else 128."""
+    doc_stride: int = 128
+    """Questions: distance in tokens between two windows of a long context."""
+    max_question_length: int = 64
+    """Questions: longer questions are truncated to this many tokens."""
+    max_answer_length: int = 30
+    """Questions: maximum length of an answer in tokens."""
+    beam_size: int = 20
+    """Questions: number of starts, and of ends for each, that are searched; also the maximum number
+    of answers in n_best."""
+    answerability_weight: float = 0.5
+    """Questions: weight of the loss for whether there is an answer."""
+    parallel_seeds: int = 0
+    """Seeds trained at the same time; 0 means all on a GPU and one on a CPU. It does not change the
+    results."""
     device: Device = "auto"
-    """Where to train."""
+    """The device to train on."""
     precision: Precision = "auto"
-    """Products in bf16 (auto on CUDA) or fp32."""
+    """Matrix products in bf16 (auto on CUDA) or fp32."""
+
+    RENAMED_KEYS: ClassVar[Mapping[str, str]] = {
+        "batch": "batch_size",
+        "length": "max_length",
+        "stride": "doc_stride",
+        "longest_question": "max_question_length",
+        "longest_answer": "max_answer_length",
+        "beam": "beam_size",
+        "null_weight": "answerability_weight",
+        "at_once": "parallel_seeds",
+    }
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.at_once < 0 or self.beam < 1 or self.stride < 1:
-            raise UserError("batch, beam and stride must be at least 1, at_once at least 0.")
-        if min(self.lr, self.epochs, self.length, self.weight_decay, self.null_weight) < 0:
-            raise UserError("lr, epochs, length, weight_decay and null_weight cannot be negative.")
+        at_least_one = ("batch_size", "doc_stride", "max_question_length", "max_answer_length")
+        for name in (*at_least_one, "beam_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1.")
+        not_negative = ("lr", "epochs", "weight_decay", "answerability_weight", "parallel_seeds")
+        for name in not_negative:
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"{name} must be a finite number of at least 0.")
         if not (0 <= self.warmup < 1 and 0 <= self.dropout < 1 and 0 <= self.layer_decay <= 1):
-            raise UserError("warmup, dropout and layer_decay are shares between 0 and 1.")
-        if min(self.longest_question, self.longest_answer) < 1 or 0 < self.length < 8:
-            raise UserError(
-                "longest_question and longest_answer must be at least 1, length at least 8."
-            )
-        if not all(map(math.isfinite, (self.lr, self.epochs, self.weight_decay, self.clip))):
-            raise UserError("lr, epochs, weight_decay and clip must be finite numbers.")
-        if self.clip <= 0:
-            raise UserError("clip must be above 0.")
+            raise UserError("warmup, dropout and layer_decay must be between 0 and 1.")
+        if self.max_length < 8 and self.max_length != 0:
+            raise UserError("max_length must be at least 8, or 0 for the task's default.")
+        if not 0 < self.clip < math.inf:
+            raise UserError("clip must be a finite number above 0.")
         if self.pool == "max" and self.head == "transformers":
-            raise UserError("transformers' heads look at the first token: use head=paper.")
-
-
-def resolve(config: FinetuneConfig, model: EncoderConfig, task: Task) -> FinetuneConfig:
-    """The settings with every 0 filled in: the paper's table by size and task."""
-    large, base = model.hidden >= 1024, 512 <= model.hidden < 1024
-    length = min(config.length or task.max_length, model.max_positions)
-    return replace(
-        config,
-        lr=config.lr or (5e-5 if large else 1e-4 if base else 3e-4),
-        layer_decay=config.layer_decay or (0.9 if large else 0.8),
-        epochs=config.epochs or task.epochs,
-        length=length,
-        # a window must move on by less than it is long
-        stride=min(config.stride, max(1, length // 2)),
-    )
+            raise UserError("pool=max needs head=paper: transformers heads read the first token.")

@@ -1,44 +1,47 @@
-"""Several seeds of one network as a single network, so that a GPU trains them all at once.
+"""Several seeds of one network stacked into a single network, so that a GPU trains all at once.
 
-The seeds ride in the batch: rows 0 to B-1 belong to the first seed, the next B to the second. Only
-the leaves (linear layers, norms, tables, dropout, attention) know of it; the description of the
-network in `electra.models` is used as it is. A small network is bound by the launches of its
-kernels, and those are the same number for five seeds as for one.
+The batches of the seeds are concatenated: rows 0 to B-1 belong to the first seed, the next B to the
+second. Only the leaves (linear layers, norms, embeddings, dropout, attention) are replaced; the
+modules of `electra.models` around them run unchanged. A small network is bound by kernel launches,
+and five seeds need as many launches as one.
 
-What a seed computes does not depend on its company: each draws its own random numbers.
+The result of a seed does not depend on the other seeds: each has its own random numbers.
 """
 
 import copy
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from electra.errors import UserError
 from electra.models.dropout import attend
 from electra.models.encoder import Attention, Embeddings
 
 M = TypeVar("M", bound=nn.Module)
+STACKABLE = (Embeddings, nn.Linear, nn.LayerNorm, nn.Dropout, Attention)
+"""Modules with a stacked form; subclasses are refused, because they may compute something else."""
 
 
-class Noise:
-    """Random bytes for dropout, a stream of its own for each seed.
+class DropoutRng:
+    """Random bytes for dropout, with an independent stream for each seed.
 
-    One draw fills the bytes of a whole step; the places that drop take theirs one after another.
+    `draw` fills the bytes of a whole step; the dropout layers take them one after another.
     """
 
     def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
         self.seeds = list(seeds)
-        self.streams = [torch.Generator(device) for _ in seeds]
+        self.generators = [torch.Generator(device) for _ in seeds]
         self.restart()
         self.bytes = torch.zeros(len(seeds), 0, dtype=torch.uint8, device=device)
         self.used = 0
 
     def restart(self) -> None:
-        """Begin each stream anew."""
-        for stream, seed in zip(self.streams, self.seeds, strict=True):
-            stream.manual_seed(seed)
+        """Reset each stream to its beginning."""
+        for generator, seed in zip(self.generators, self.seeds, strict=True):
+            generator.manual_seed(seed)
 
     def draw(self, count: int) -> None:
         """Fill the first `count` bytes of each seed."""
@@ -46,37 +49,37 @@ class Noise:
         if not words:  # no dropout anywhere
             return
         if self.bytes.shape[1] < 8 * words:
-            self.bytes = self.bytes.new_zeros(len(self.streams), 8 * words)
-        for row, stream in zip(self.bytes, self.streams, strict=True):
-            row[: 8 * words].view(torch.int64).random_(-(2**63), None, generator=stream)
+            self.bytes = self.bytes.new_zeros(len(self.seeds), 8 * words)
+        for row, generator in zip(self.bytes, self.generators, strict=True):
+            row[: 8 * words].view(torch.int64).random_(-(2**63), None, generator=generator)
 
     def take(self, count: int) -> Tensor:
-        """The next `count` bytes of each seed; those not drawn are zero, which a trial may use."""
+        """The next `count` bytes of each seed; zeros where none were drawn, to measure a step."""
         begin, self.used = self.used, self.used + count
         if self.used > self.bytes.shape[1]:
-            return self.bytes.new_zeros(len(self.streams), count)
+            return self.bytes.new_zeros(len(self.seeds), count)
         return self.bytes[:, begin : self.used]  # (seeds, count)
 
 
 class StackedDropout(nn.Module):
-    """Dropout with each seed's own random bytes."""
+    """Dropout with the random bytes of each seed."""
 
-    def __init__(self, p: float, noise: Noise) -> None:
+    def __init__(self, p: float, rng: DropoutRng) -> None:
         super().__init__()
         # differs from the paper: a byte decides, so the rate is rounded to a multiple of 1/256.
         self.threshold = min(round(256 * p), 255)
-        self.noise = noise
+        self.rng = rng
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.threshold:
             return x
-        flat = x.reshape(len(self.noise.streams), -1)
-        keep = self.noise.take(flat.shape[1]) >= self.threshold
+        flat = x.reshape(len(self.rng.seeds), -1)
+        keep = self.rng.take(flat.shape[1]) >= self.threshold
         return (flat * keep).mul_(256 / (256 - self.threshold)).view(x.shape)
 
 
 class StackedLinear(nn.Module):
-    """A linear layer for each seed."""
+    """One `nn.Linear` per seed."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
@@ -92,8 +95,8 @@ class StackedLinear(nn.Module):
         return y.view(*x.shape[:-1], outputs)
 
 
-class StackedNorm(nn.Module):
-    """A LayerNorm for each seed."""
+class StackedLayerNorm(nn.Module):
+    """One `nn.LayerNorm` per seed."""
 
     def __init__(self, layers: Sequence[nn.LayerNorm]) -> None:
         super().__init__()
@@ -109,8 +112,8 @@ class StackedNorm(nn.Module):
         return torch.addcmul(self.bias[:, None], y, self.weight[:, None]).view(x.shape)
 
 
-class StackedTable(nn.Module):
-    """An embedding table for each seed."""
+class StackedEmbedding(nn.Module):
+    """One `nn.Embedding` per seed; `StackedEmbeddings` does the lookup."""
 
     def __init__(self, tables: Sequence[nn.Embedding]) -> None:
         super().__init__()
@@ -118,23 +121,23 @@ class StackedTable(nn.Module):
 
 
 class StackedEmbeddings(nn.Module):
-    """The embedding block for each seed."""
+    """One embedding block per seed."""
 
-    def __init__(self, blocks: Sequence[Embeddings], noise: Noise) -> None:
+    def __init__(self, blocks: Sequence[Embeddings], rng: DropoutRng) -> None:
         super().__init__()
-        self.token = StackedTable([block.token for block in blocks])
-        self.position = StackedTable([block.position for block in blocks])
-        self.segment = StackedTable([block.segment for block in blocks])
-        self.norm = StackedNorm([block.norm for block in blocks])
-        self.dropout = StackedDropout(blocks[0].dropout.p, noise)
+        self.token = StackedEmbedding([block.token for block in blocks])
+        self.position = StackedEmbedding([block.position for block in blocks])
+        self.segment = StackedEmbedding([block.segment for block in blocks])
+        self.norm = StackedLayerNorm([block.norm for block in blocks])
+        self.dropout = StackedDropout(blocks[0].dropout.p, rng)
 
     def forward(self, ids: Tensor, segments: Tensor) -> Tensor:
         seeds, rows, width = self.token.weight.shape
         length = ids.shape[1]
         first = torch.arange(seeds, device=ids.device)[:, None] * rows
-        places = (ids.view(seeds, -1) + first).flatten()
-        # index_select, because its gradient can be captured in a CUDA graph
-        tokens = self.token.weight.flatten(0, 1).index_select(0, places)
+        index = (ids.view(seeds, -1) + first).flatten()
+        # index_select, because its backward can be captured in a CUDA graph
+        tokens = self.token.weight.flatten(0, 1).index_select(0, index)
         zero, one = self.segment.weight[:, None, None].unbind(3)  # each (seeds, 1, 1, width)
         second = segments.view(seeds, -1, length, 1).bool()
         x = tokens.view(seeds, -1, length, width) + torch.where(second, one, zero)
@@ -143,11 +146,11 @@ class StackedEmbeddings(nn.Module):
 
 
 class StackedAttention(nn.Module):
-    """Attention whose dropout draws each seed's own random numbers."""
+    """Attention with the dropout of each seed."""
 
-    def __init__(self, dropout: float, noise: Noise) -> None:
+    def __init__(self, dropout: float, rng: DropoutRng) -> None:
         super().__init__()
-        self.dropout = StackedDropout(dropout, noise)
+        self.dropout = StackedDropout(dropout, rng)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if not self.training or not self.dropout.threshold:
@@ -155,36 +158,80 @@ class StackedAttention(nn.Module):
         return attend(q, k, v, mask, self.dropout)
 
 
-def stack(networks: Sequence[M], noise: Noise) -> M:
-    """One network that computes what each of these would; they must be of the same build."""
-    whole = copy.deepcopy(networks[0])
-    _replace(whole, networks, noise)
-    return whole
+def stack(networks: Sequence[M], rng: DropoutRng) -> M:
+    """One network that computes what each of these computes; they must have the same structure."""
+    stacked_network = copy.deepcopy(networks[0])
+    _check_stackable(stacked_network, "")
+    _replace(stacked_network, networks, rng)
+    return stacked_network
 
 
-def _replace(target: nn.Module, sources: Sequence[nn.Module], noise: Noise) -> None:
-    for name, child in target.named_children():
-        twins = [getattr(source, name) for source in sources]
-        new: nn.Module | None = None
-        if isinstance(child, Embeddings):
-            new = StackedEmbeddings(twins, noise)
-        elif isinstance(child, nn.Linear):
-            new = StackedLinear(twins)
-        elif isinstance(child, nn.LayerNorm):
-            new = StackedNorm(twins)
-        elif isinstance(child, nn.Dropout):
-            new = StackedDropout(child.p, noise)
-        elif isinstance(child, Attention):
-            new = StackedAttention(child.dropout, noise)
-        if new is None:
-            _replace(child, twins, noise)
+def _check_stackable(module: nn.Module, name: str) -> None:
+    """Refuse modules that the seeds would share, or whose stacked form computes something else."""
+    for child_name, child in module.named_children():
+        path = f"{name}.{child_name}".lstrip(".")
+        if type(child) in STACKABLE:
+            if type(child) in (nn.Linear, nn.LayerNorm) and child.bias is None:
+                raise _not_stackable(path, child, "has no bias")
+            if type(child) is Embeddings:
+                _check_embeddings(path, child)
+        elif isinstance(child, STACKABLE):
+            raise _not_stackable(path, child, "is a subclass with a forward of its own")
+        elif isinstance(child, nn.modules.dropout._DropoutNd):
+            raise _not_stackable(path, child, "is another kind of dropout")
         else:
-            setattr(target, name, new)
+            _check_stackable(child, path)
+    owned = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    if owned:
+        raise _not_stackable(name, module, f"has a tensor of its own, '{owned[0][0]}'")
 
 
-def unstack_(network: nn.Module, whole: nn.Module, seed: int) -> None:
-    """Copy one seed's weights into a network of the plain build."""
-    network.load_state_dict({name: t[seed] for name, t in whole.state_dict().items()})
+def _check_embeddings(path: str, block: Embeddings) -> None:
+    parts: dict[str, type] = {
+        "token": nn.Embedding,
+        "position": nn.Embedding,
+        "segment": nn.Embedding,
+    }
+    parts |= {"norm": nn.LayerNorm, "dropout": nn.Dropout}
+    for name, child in block.named_children():
+        if type(child) is not parts.get(name):
+            raise _not_stackable(f"{path}.{name}", child, "is not what the embedding block has")
+
+
+def _not_stackable(path: str, module: nn.Module, reason: str) -> UserError:
+    return UserError(
+        f"Fine-tuning cannot train several seeds at the same time with '{path}': this "
+        f"{type(module).__name__} {reason}. Add its stacked form to electra/finetune/stack.py."
+    )
+
+
+def _replace(target: nn.Module, sources: Sequence[nn.Module], rng: DropoutRng) -> None:
+    for name, child in target.named_children():
+        layers: list[Any] = [getattr(source, name) for source in sources]
+        if type(child) is Embeddings:
+            setattr(target, name, StackedEmbeddings(layers, rng))
+        elif type(child) is nn.Linear:
+            setattr(target, name, StackedLinear(layers))
+        elif type(child) is nn.LayerNorm:
+            setattr(target, name, StackedLayerNorm(layers))
+        elif type(child) is nn.Dropout:
+            setattr(target, name, StackedDropout(child.p, rng))
+        elif type(child) is Attention:
+            setattr(target, name, StackedAttention(child.dropout, rng))
+        else:
+            _replace(child, layers, rng)
+
+
+def unstack_(network: nn.Module, stacked_network: nn.Module, place: int) -> None:
+    """Copy the weights of one seed into a network that is not stacked."""
+    network.load_state_dict({name: t[place] for name, t in stacked_network.state_dict().items()})
+
+
+@torch.no_grad()
+def finite_seeds(stacked_network: nn.Module) -> list[bool]:
+    """For each seed, whether all its weights are finite."""
+    finite = [p.isfinite().flatten(1).all(1) for p in stacked_network.parameters()]
+    return [bool(each) for each in torch.stack(finite).all(0).tolist()]
 
 
 def stacked(parameters: Sequence[Tensor]) -> nn.Parameter:

@@ -1,4 +1,4 @@
-"""What fine-tuning puts on the encoder: the paper's heads, and those of transformers' classes."""
+"""Fine-tuning heads: those of the paper, and those of the transformers classes."""
 
 from typing import Literal
 
@@ -11,11 +11,11 @@ from electra.models.encoder import Encoder, glorot_linear, init_truncated_
 HeadKind = Literal["paper", "transformers"]
 Pool = Literal["first", "max"]
 QA_HIDDEN = 512
-"""Width of the question-answering heads of the original, whatever the encoder's."""
+"""Hidden width of the question-answering layers of google-research/electra, at every size."""
 
 
-class TextHead(nn.Module):
-    """Dropout and one linear layer on the first token: one output per label, or per option."""
+class ClassificationHead(nn.Module):
+    """The paper's head for a text: dropout and one linear layer on the first token."""
 
     def __init__(self, hidden: int, outputs: int, dropout: float, pool: Pool = "first") -> None:
         super().__init__()
@@ -26,13 +26,13 @@ class TextHead(nn.Module):
     def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         if self.pool == "first":
             text = hidden[:, 0]
-        else:  # the strongest value of each feature, for bodies too shallow to gather in [CLS]
+        else:  # encoders of one or two layers do not gather the text in [CLS]
             text = hidden.masked_fill(~attention_mask[..., None], float("-inf")).amax(1)
         return self.output(self.dropout(text))  # (batch, outputs)
 
 
-class DeepTextHead(nn.Module):
-    """The head of transformers' classes: one more layer, with GELU, between two dropouts."""
+class TransformersClassificationHead(nn.Module):
+    """The head of the transformers classes: dropout, linear, GELU, dropout, linear."""
 
     def __init__(
         self, hidden: int, outputs: int, dropout: float, std: float, drop_input: bool = True
@@ -52,10 +52,10 @@ class DeepTextHead(nn.Module):
         return self.output(self.dropout(text))  # (batch, outputs)
 
 
-class TagHead(nn.Module):
-    """Dropout and one linear layer on every token."""
+class TokenClassificationHead(nn.Module):
+    """One linear layer on every token; google-research/electra has no dropout here."""
 
-    def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
+    def __init__(self, hidden: int, outputs: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
         self.output = glorot_linear(hidden, outputs)
@@ -65,40 +65,39 @@ class TagHead(nn.Module):
 
 
 class SpanHead(nn.Module):
-    """The original's: a start, an end that knows the start, and whether there is an answer."""
+    """The head of google-research/electra: start, end given the start, and answerability."""
 
-    def __init__(self, hidden: int, maybe_none: bool) -> None:
+    def __init__(self, hidden: int, answerability: bool) -> None:
         super().__init__()
-        self.maybe_none = maybe_none
+        self.answerability = answerability
         self.start = glorot_linear(hidden, 1)
         self.end_hidden = glorot_linear(2 * hidden, QA_HIDDEN)
         self.end = glorot_linear(QA_HIDDEN, 1)
-        if not maybe_none:
-            return
-        self.null_hidden = glorot_linear(2 * hidden, QA_HIDDEN)
-        self.null = glorot_linear(QA_HIDDEN, 1)
+        if answerability:
+            self.null_hidden = glorot_linear(2 * hidden, QA_HIDDEN)
+            self.null = glorot_linear(QA_HIDDEN, 1)
 
     def forward(self, hidden: Tensor, allowed: Tensor) -> Tensor:
-        """Logits of the start; `allowed` is True for the context and for [CLS], 'no answer'."""
+        """Start logits; `allowed` is True for the context and for [CLS], which means no answer."""
         return self.start(hidden).squeeze(-1).masked_fill(~allowed, float("-inf"))
 
-    def ends(self, hidden: Tensor, start: Tensor, allowed: Tensor) -> Tensor:
-        """Logits of the end (batch, length), given one start (batch,) per row."""
+    def end_logits(self, hidden: Tensor, start: Tensor, allowed: Tensor) -> Tensor:
+        """End logits (batch, length), given one start (batch,) per row."""
         index = start[:, None, None].expand(-1, 1, hidden.shape[2])
-        begun = hidden.gather(1, index).expand_as(hidden)
-        x = F.gelu(self.end_hidden(torch.cat([begun, hidden], dim=-1)))
+        start_hidden = hidden.gather(1, index).expand_as(hidden)
+        x = F.gelu(self.end_hidden(torch.cat([start_hidden, hidden], dim=-1)))
         return self.end(x).squeeze(-1).masked_fill(~allowed, float("-inf"))
 
-    def no_answer(self, hidden: Tensor, starts: Tensor) -> Tensor:
-        """The logit of 'impossible' (batch,), from [CLS] and where the start is thought to be."""
-        weights = starts.softmax(-1).to(hidden.dtype)
-        begun = (weights[:, None] @ hidden).squeeze(1)
-        x = F.gelu(self.null_hidden(torch.cat([begun, hidden[:, 0]], dim=-1)))
+    def null_logit(self, hidden: Tensor, start_logits: Tensor) -> Tensor:
+        """The logit of "no answer" (batch,), from [CLS] and the expected start vector."""
+        weights = start_logits.softmax(-1).to(hidden.dtype)
+        start_hidden = (weights[:, None] @ hidden).squeeze(1)
+        x = F.gelu(self.null_hidden(torch.cat([start_hidden, hidden[:, 0]], dim=-1)))
         return self.null(x).squeeze(-1)
 
 
-class PlainSpanHead(nn.Module):
-    """The head of ElectraForQuestionAnswering: start and end apart; [CLS] means 'no answer'."""
+class TransformersSpanHead(nn.Module):
+    """The head of ElectraForQuestionAnswering: independent start and end; [CLS] is no answer."""
 
     def __init__(self, hidden: int, std: float) -> None:
         super().__init__()
@@ -111,39 +110,10 @@ class PlainSpanHead(nn.Module):
         return logits.masked_fill(~allowed[..., None], float("-inf"))
 
 
-Head = TextHead | DeepTextHead | TagHead | SpanHead | PlainSpanHead
-
-
 class TaskModel(nn.Module):
-    """An encoder and what is asked of it."""
+    """An encoder with a fine-tuning head."""
 
-    def __init__(self, encoder: Encoder, head: Head) -> None:
+    def __init__(self, encoder: Encoder, head: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = head
-
-
-def build_head(
-    kind: str,
-    encoder: Encoder,
-    outputs: int,
-    *,
-    head: HeadKind = "paper",
-    pool: Pool = "first",
-    dropout: float = 0.1,
-) -> Head:
-    """A new head for a kind of task (see `electra.tasks.examples.Kind`).
-
-    `outputs` is the number of labels; for questions 1 if there may be no answer, else 0.
-    """
-    hidden, std = encoder.config.hidden, encoder.config.init_std
-    if kind == "tag":
-        return TagHead(hidden, outputs, dropout)
-    if kind == "qa" and head == "paper":
-        return SpanHead(hidden, maybe_none=outputs > 0)
-    if kind == "qa":
-        return PlainSpanHead(hidden, std)
-    outputs = outputs if kind == "classify" else 1
-    if head == "transformers":
-        return DeepTextHead(hidden, outputs, dropout, std, drop_input=kind != "choice")
-    return TextHead(hidden, outputs, dropout, pool)

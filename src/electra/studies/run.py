@@ -17,7 +17,7 @@ from electra.device import choose_device
 from electra.errors import UserError
 from electra.finetune.results import RESULTS, Result, add_result, check_same, read_results
 from electra.finetune.settings import FinetuneConfig
-from electra.finetune.trial import hardware
+from electra.finetune.task_run import hardware
 from electra.run_dir import PROCESS, check_out_dir, lock_run_dir
 from electra.studies.report import write_report
 from electra.studies.score import Scorer, score_settings

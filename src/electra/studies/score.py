@@ -12,10 +12,10 @@ from rich.console import Console
 
 from electra.config import to_dict
 from electra.errors import UserError
-from electra.finetune.glue import choose
+from electra.finetune.glue import select_tasks
 from electra.finetune.probe import Network, probe
 from electra.finetune.results import digest, summary
-from electra.finetune.run import FREE, finetune
+from electra.finetune.run import HARDWARE_SETTINGS, finetune
 from electra.finetune.settings import FinetuneConfig
 from electra.model_paths import resolve_model
 from electra.tasks.blimp import Pair, load_blimp
@@ -98,7 +98,7 @@ Scorer = TaskScorer | BlimpScorer
 
 def score_settings(config: FinetuneConfig) -> dict[str, Any]:
     """Return the settings of fine-tuning that a score depends on."""
-    return {k: v for k, v in to_dict(config).items() if k not in FREE}
+    return {k: v for k, v in to_dict(config).items() if k not in HARDWARE_SETTINGS}
 
 
 def main_score(scores: Scores) -> float:
@@ -125,7 +125,9 @@ def build_scorers(
         raise UserError("--tasks selects tasks of GLUE: give their folder with --glue.")
     loaded = []
     if glue is not None:
-        names = choose(available_tasks(glue), [normalize_name(name) for name in tasks], False, glue)
+        names = select_tasks(
+            available_tasks(glue), [normalize_name(name) for name in tasks], False, glue
+        )
         loaded += [load_glue(name, glue) for name in names]
     if task is not None and task_data is not None:
         loaded.append(load_task(task, task_data))

@@ -1,19 +1,35 @@
-"""Losses and answers against slow references: loops over single rows, no padding, no batch."""
+"""Task kinds: losses and outputs against slow references that loop over single rows."""
 
+import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
-from electra.finetune.answer import loss, outputs
 from electra.finetune.infer import infer
-from electra.finetune.rows import RowBatch, put_rows
+from electra.finetune.kinds import KINDS, TaskKind, make_kind
+from electra.finetune.kinds.classify import Classify
+from electra.finetune.predict import predict
+from electra.finetune.rows import RowBatch, rows_to_device
+from electra.finetune.run import finetune, resolve_settings
+from electra.finetune.settings import FinetuneConfig
+from electra.hub.heads import TaskCard
 from electra.models.encoder import Encoder, EncoderConfig
-from electra.models.heads import SpanHead, TaskModel, build_head
-from electra.tasks.examples import IGNORE_INDEX, Features
+from electra.models.heads import (
+    ClassificationHead,
+    SpanHead,
+    TaskModel,
+    TokenClassificationHead,
+    TransformersClassificationHead,
+    TransformersSpanHead,
+)
+from electra.tasks.examples import IGNORE_INDEX, Features, Task
+from electra.tasks.load import load_task
 
 CPU = torch.device("cpu")
 SIZES = EncoderConfig(
@@ -23,29 +39,50 @@ LENGTHS = (7, 12, 9, 12, 5, 10)
 FIRST = (3, 5, 4, 2, 2, 6)
 
 
+def make(name: str, head: str = "paper", outputs: int = 3, **card) -> TaskKind:
+    """A kind with `outputs` labels; for questions, 0 means that all have an answer."""
+    labels = [str(i) for i in range(outputs)]
+    return make_kind(
+        TaskCard(
+            name="made", kind=name, labels=labels, head=head, has_unanswerable=outputs > 0, **card
+        )
+    )
+
+
+def loss(model: TaskModel, batch: RowBatch, kind: str, weight: float = 0.5) -> Tensor:
+    hidden = model.encoder(batch.ids, batch.segments, batch.attention_mask)
+    config = FinetuneConfig(answerability_weight=weight)
+    return make(kind).loss(model.head, hidden, batch, config)
+
+
+def outputs(model: TaskModel, batch: RowBatch, kind: str, beam: int = 1) -> dict[str, Tensor]:
+    hidden = model.encoder(batch.ids, batch.segments, batch.attention_mask)
+    return make(kind, beam_size=beam).outputs(model.head, hidden, batch)
+
+
 def task_model(kind: str, head: str = "paper", outputs: int = 3) -> TaskModel:
     torch.manual_seed(0)
     encoder = Encoder(SIZES)
-    model = TaskModel(encoder, build_head(kind, encoder, outputs, head=head)).eval()
+    model = TaskModel(encoder, make(kind, head, outputs).build_head(encoder)).eval()
     for p in model.parameters():
         p.data += 0.1 * torch.randn_like(p)  # biases must matter too
     return model
 
 
-def features(target, rows_each: int = 1) -> Features:
+def features(target, rows_per_example: int = 1) -> Features:
     rng = np.random.default_rng(0)
     return Features(
         input_ids=[rng.integers(5, 40, n).astype(np.int32) for n in LENGTHS],
         segment_start=np.array(FIRST, np.int32),
         labels=target,
-        example_index=np.repeat(np.arange(len(LENGTHS) // rows_each), rows_each),
-        rows_per_example=rows_each,
+        example_index=np.repeat(np.arange(len(LENGTHS) // rows_per_example), rows_per_example),
+        rows_per_example=rows_per_example,
     )
 
 
 def batch_of(rows: Features) -> RowBatch:
     """All rows at once, padded far beyond the longest."""
-    return put_rows(rows, 0, 16, CPU).pick(torch.arange(len(rows.input_ids)), 16)
+    return rows_to_device(rows, 0, 16, CPU).gather(torch.arange(len(rows.input_ids)), 16)
 
 
 def alone(model: TaskModel, rows: Features, row: int) -> Tensor:
@@ -86,7 +123,7 @@ def test_regress_is_the_sum_of_squares():
 @torch.no_grad()
 @pytest.mark.parametrize("head", ["paper", "transformers"])
 def test_choice_is_a_softmax_over_the_options_of_an_example(head):
-    model, rows = task_model("choice", head), features(np.array([2, 0]), rows_each=3)
+    model, rows = task_model("choice", head), features(np.array([2, 0]), rows_per_example=3)
     total = 0.0
     for example, right in enumerate(rows.labels):
         scores = []
@@ -95,7 +132,7 @@ def test_choice_is_a_softmax_over_the_options_of_an_example(head):
             attention_mask = torch.ones(1, len(hidden), dtype=torch.bool)
             scores.append(model.head(hidden[None], attention_mask).item())
         total -= log_softmax(scores)[right]
-    found = loss(model, batch_of(rows), "choice", options=3)
+    found = loss(model, batch_of(rows), "choice")
     assert found.item() == pytest.approx(total, rel=1e-4)
 
 
@@ -150,18 +187,18 @@ def logs(scores: dict[int, float]) -> dict[int, float]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("maybe_none", [True, False])
-def test_span_loss_of_the_papers_head(maybe_none):
-    model, rows = task_model("qa", outputs=int(maybe_none)), features(SPANS)
+@pytest.mark.parametrize("has_unanswerable", [True, False])
+def test_span_loss_of_the_papers_head(has_unanswerable):
+    model, rows = task_model("qa", outputs=int(has_unanswerable)), features(SPANS)
     total = 0.0
     for row, (start, end, impossible) in enumerate(SPANS.tolist()):
         hidden = alone(model, rows, row)
         total -= logs(start_logits(model.head, hidden, row))[start] / 2
         total -= logs(end_logits(model.head, hidden, row, start))[end] / 2  # given the true start
-        if maybe_none:
+        if has_unanswerable:
             none = 1 / (1 + math.exp(-null_logit(model.head, hidden, row)))
             total -= 0.5 * math.log(none if impossible else 1 - none)
-    found = loss(model, batch_of(rows), "qa", null_weight=0.5)
+    found = loss(model, batch_of(rows), "qa", 0.5)
     assert found.item() == pytest.approx(total, rel=1e-4)
 
 
@@ -173,7 +210,7 @@ def test_span_loss_of_the_plain_head():
         logits = model.head.output(alone(model, rows, row))
         for which, place in ((0, start), (1, end)):
             total -= logs({t: logits[t, which].item() for t in places(row)})[place] / 2
-    found = loss(model, batch_of(rows), "qa", null_weight=0.5)  # its weight has nothing to weigh
+    found = loss(model, batch_of(rows), "qa", 0.5)  # its weight has nothing to weigh
     assert found.item() == pytest.approx(total, rel=1e-4)
 
 
@@ -232,27 +269,27 @@ def test_how_much_speaks_for_no_answer():
     assert found == pytest.approx(wanted, abs=1e-4)
     sure = task_model("qa", outputs=0)  # every question has its answer
     assert outputs(sure, batch_of(rows), "qa")["null"].tolist() == [0.0] * 6
-    plain = task_model("qa", "transformers")
-    found = outputs(plain, batch_of(rows), "qa")["null"].tolist()
+    normalize_name = task_model("qa", "transformers")
+    found = outputs(normalize_name, batch_of(rows), "qa")["null"].tolist()
     for row in range(6):
-        logits = plain.head.output(alone(plain, rows, row))
+        logits = normalize_name.head.output(alone(normalize_name, rows, row))
         best = [max(logits[t, i].item() for t in places(row)[1:]) for i in (0, 1)]
         assert found[row] == pytest.approx(logits[0].sum().item() - sum(best), abs=1e-4)
 
 
 def test_an_answer_lies_in_the_context_or_at_the_first_token():
     rows = features(None)
-    allowed = batch_of(rows).allowed
+    allowed = batch_of(rows).answer_mask
     for row in range(6):
         assert allowed[row].nonzero()[:, 0].tolist() == places(row)
 
 
 def test_rows_are_picked_with_their_targets():
-    each = put_rows(features(np.array([2, 0]), rows_each=3), 0, 16, CPU)
+    each = rows_to_device(features(np.array([2, 0]), rows_per_example=3), 0, 16, CPU)
     assert each.target.tolist() == [2, 2, 2, 0, 0, 0]  # the options share the target
     tags = [np.arange(n, dtype=np.int64) for n in LENGTHS]
     rows = features(tags)
-    batch = put_rows(rows, 9, 32, CPU).pick(torch.tensor([4, 1, 4]), 16)
+    batch = rows_to_device(rows, 9, 32, CPU).gather(torch.tensor([4, 1, 4]), 16)
     assert batch.ids.shape == batch.target.shape == (3, 16)
     assert batch.ids[0].tolist() == [*rows.input_ids[4].tolist(), *[9] * 11]
     assert batch.ids[1].tolist() == [*rows.input_ids[1].tolist(), *[9] * 4]
@@ -260,9 +297,9 @@ def test_rows_are_picked_with_their_targets():
     assert batch.target[0].tolist() == [*range(5), *[IGNORE_INDEX] * 11]
     assert batch.attention_mask.sum(1).tolist() == [5, 12, 5]
     assert (batch.segments == 0).sum(1).tolist() == [2, 5, 2]
-    spans = put_rows(features(SPANS), 0, 16, CPU).pick(torch.tensor([3]), 16)
+    spans = rows_to_device(features(SPANS), 0, 16, CPU).gather(torch.tensor([3]), 16)
     assert spans.target.tolist() == [[2, 10, 0]]
-    assert put_rows(features(None), 0, 16, CPU).pick(torch.tensor([3]), 16).target is None
+    assert rows_to_device(features(None), 0, 16, CPU).gather(torch.tensor([3]), 16).target is None
 
 
 @pytest.mark.parametrize(
@@ -279,12 +316,91 @@ def test_outputs_do_not_depend_on_the_batches(kind, head):
         example_index=np.arange(6),
     )
     model = task_model(kind, "paper" if head == "paper" else "transformers")
-    given = {"pad_id": 0, "device": CPU, "dtype": torch.float32, "beam": 3}
-    (many,) = infer(model, rows, kind, tokens=10_000, **given)
-    (single,) = infer(model, rows, kind, tokens=1, **given)
+    given = {"pad_id": 0, "device": CPU, "dtype": torch.float32}
+    (many,) = infer(model, rows, make(kind, beam_size=3), tokens=10_000, **given)
+    (single,) = infer(model, rows, make(kind, beam_size=3), tokens=1, **given)
     for name, values in many.items():
         for row, size in enumerate(sizes):
             ours, theirs = values[row], single[name][row]
             if name == "tags":
                 ours, theirs = ours[:size], theirs[:size]
             np.testing.assert_allclose(ours, theirs, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "wanted", "drops"),
+    [
+        ("classify", "paper", ClassificationHead, {0.3}),
+        ("classify", "transformers", TransformersClassificationHead, {0.3}),
+        ("regress", "paper", ClassificationHead, {0.3}),
+        ("regress", "transformers", TransformersClassificationHead, {0.3}),
+        ("choice", "paper", ClassificationHead, {0.3}),
+        # transformers drops the input of its classifier, but not that of its multiple choice
+        ("choice", "transformers", TransformersClassificationHead, {0.0, 0.3}),
+        ("tag", "paper", TokenClassificationHead, {0.0}),  # as in google-research/electra
+        ("tag", "transformers", TokenClassificationHead, {0.3}),
+        ("qa", "paper", SpanHead, set()),
+        ("qa", "transformers", TransformersSpanHead, set()),
+    ],
+)
+def test_each_kind_builds_its_head(kind, head, wanted, drops):
+    encoder = Encoder(SIZES)
+    built = make(kind, head, 5, dropout=0.3).build_head(encoder)
+    assert type(built) is wanted
+    attention_mask = torch.ones(3, 6, dtype=torch.bool)
+    shape = {"classify": (3, 5), "tag": (3, 6, 5), "qa": (3, 6)}.get(kind, (3, 1))
+    if wanted is TransformersSpanHead:
+        shape = (3, 6, 2)
+    assert built(torch.randn(3, 6, SIZES.hidden), attention_mask).shape == shape
+    assert {m.p for m in built.modules() if isinstance(m, nn.Dropout)} == drops
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_that_are_not_numbers_mean_divergence(kind):
+    model = task_model(kind)
+    rows = features(None, rows_per_example=3 if kind == "choice" else 1)
+    found = {name: t.detach().numpy() for name, t in outputs(model, batch_of(rows), kind).items()}
+    assert not make(kind).diverged(found)
+    for name, values in found.items():
+        if values.dtype.kind == "f":
+            broken = values.copy()
+            broken.flat[0] = np.nan
+            assert make(kind).diverged(found | {name: broken})
+    if kind in ("classify", "regress", "choice"):
+        assert make(kind).diverged({"scores": np.array([[0.0, np.inf]])})
+
+
+class Count(Classify):
+    """A made-up kind: its head has layers inside layers and a parameter of its own name."""
+
+    def build_head(self, encoder):
+        head = super().build_head(encoder)
+        head.dropout = nn.Sequential(nn.Dropout(0.1), nn.Linear(32, 32), nn.GELU())
+        return head
+
+
+def test_a_new_kind_needs_one_class_and_one_entry(
+    model_folder, reviews, quick, tmp_path, console, monkeypatch
+):
+    """Fine-tuning, the stored model and `predict` know kinds through `KINDS` alone."""
+    monkeypatch.setitem(KINDS, "count", Count)
+    task = replace(load_task("classify", reviews), kind="count", metric="accuracy")
+    out, config = tmp_path / "out", replace(quick, epochs=2)
+    (result,) = finetune(str(model_folder), task, out, [0], config, console)
+    weights = load_file(out / "model" / "model.safetensors")
+    assert weights["head.dropout.1.weight"].shape == (32, 32)
+    text = (out / "predictions" / "seed-0" / "dev.jsonl").read_text()
+    wanted = [json.loads(line)["probabilities"] for line in text.splitlines()]
+    (tmp_path / "dev.txt").write_text("".join(f"{e.text}\n" for e in task.splits["dev"]))
+    found = list(predict(str(out), tmp_path / "dev.txt", device="cpu"))
+    for one, two in zip(found, wanted, strict=True):
+        assert one["probabilities"] == pytest.approx(two, abs=1e-5)
+    assert result["settings"]["dropout"] == 0.1
+
+
+def test_tags_are_learned_without_dropout_of_the_head():
+    """google-research/electra has none; `transformers` has the setting's."""
+    task = Task(name="pos", kind="tag", labels=("A", "B"), splits={})
+    for head, dropout in (("paper", 0.0), ("transformers", 0.2)):
+        config = FinetuneConfig(head=head, dropout=0.2)
+        assert resolve_settings(config, SIZES, task).dropout == dropout
