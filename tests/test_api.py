@@ -35,7 +35,7 @@ def last(finished):
 
 @pytest.fixture(scope="module")
 def tuned(finished, tmp_path_factory):
-    """A model fine-tuned to tell persons from places, and one that tags persons."""
+    """Models that tell persons from places, tag persons, compare texts and answer questions."""
     from rich.console import Console
 
     from electra.config import override
@@ -55,10 +55,14 @@ def tuned(finished, tmp_path_factory):
     (out / "data.conll").write_text("\n\n".join(sentences * 2) + "\n")
     console = Console(quiet=True)
     config = override(FinetuneConfig(), ["device=cpu", "epochs=1", "lr=1e-3", "batch=8"])
-    task = load_task("classify", out / "data.csv")
-    finetune(str(finished), task, out / "classify", [0], config, console)
-    task = load_task("tag", out / "data.conll")
-    finetune(str(finished), task, out / "tag", [0], config, console)
+    pairs = [(text, other, "same" if a == b else "other") for text, a in data for other, b in data]
+    with (out / "pairs.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text1", "text2", "label"), *pairs])
+    questions = [{"question": "what ?", "context": t, "answer": t.split()[1]} for t, _ in data]
+    (out / "qa.jsonl").write_text("".join(json.dumps(q) + "\n" for q in questions * 4))
+    files = {"classify": "data.csv", "tag": "data.conll", "pair": "pairs.csv", "qa": "qa.jsonl"}
+    for kind, name in files.items():
+        finetune(str(finished), load_task(kind, out / name), out / kind, [0], config, console)
     return out
 
 
@@ -164,6 +168,29 @@ def test_tags(tuned):
     with pytest.raises(UserError, match=r"a model of the kind 'tag': use tag\(\)"):
         model.classify(TEXTS)
     assert model.encode(TEXTS).shape == (3, 32)  # the encoder of a fine-tuned model
+
+
+def test_pairs(tuned, electra, tmp_path):
+    with (tmp_path / "new.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text1", "text2"), TEXTS[:2]])
+    _, shown, _ = electra("predict", tuned / "pair", tmp_path / "new.csv")
+    expected = json.loads(shown)["probabilities"]
+    (found,) = load(tuned / "pair", "cpu").classify([(TEXTS[0], TEXTS[1])])
+    assert found["probabilities"] == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(UserError, match=r"reads pairs \(text, text\): text 1 is something else"):
+        load(tuned / "pair").classify(TEXTS)
+
+
+def test_answers(tuned, electra, tmp_path):
+    asked = {"question": "who went ?", "context": TEXTS[0]}
+    (tmp_path / "new.jsonl").write_text(json.dumps(asked) + "\n")
+    _, shown, _ = electra("predict", tuned / "qa", tmp_path / "new.jsonl")
+    found = load(tuned / "qa", "cpu").answer(**asked)
+    assert found["answer"] == json.loads(shown)["answer"]
+    assert found["answer"] in TEXTS[0]
+    assert found["n_best"][0].keys() == {"text", "score", "probability"}
+    with pytest.raises(UserError, match=r"a model of the kind 'qa': use answer\(\)"):
+        load(tuned / "qa").classify(TEXTS)
 
 
 def test_classify_needs_a_fine_tuned_model_and_single_texts(tuned, finished):

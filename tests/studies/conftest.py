@@ -1,4 +1,4 @@
-"""A study in miniature: small networks, a made-up task and made-up pairs of sentences."""
+"""A tiny study: small networks, a made-up task and made-up pairs of sentences."""
 
 import json
 import random
@@ -47,7 +47,7 @@ def blimp(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def command(data_folder, labels, blimp, tmp_path):
-    """The words of `electra study`: about 20 steps an arm, two fine-tuning seeds, and BLiMP."""
+    """Arguments of `electra study`: about 20 steps per arm, two fine-tuning seeds, and BLiMP."""
 
     def words(
         name: str,

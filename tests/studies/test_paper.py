@@ -37,7 +37,7 @@ def configs(name, scale, seed=0):
 
 
 @pytest.mark.parametrize(("name", "scale"), EVERY)
-def test_each_arm_is_a_run_of_its_own(name, scale):
+def test_each_arm_is_a_different_run(name, scale):
     study, found = configs(name, scale)
     assert study.name == name
     assert len(found) == len(study.arms) >= 3
@@ -139,7 +139,7 @@ def test_what_the_arms_are(scale):
     assert sizes["ELECTRA"] == sizes["BERT"] == sorted(sizes["BERT"])
 
 
-def test_the_shares_of_efficiency():
+def test_the_budget_fractions_of_efficiency():
     study, found = configs("efficiency", "paper")
     for line in ("ELECTRA", "BERT"):
         shares = [arm.budget_fraction for arm, _ in found.values() if arm.series == line]

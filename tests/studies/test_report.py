@@ -1,4 +1,4 @@
-"""Tables, pages and figures from made-up results; and where scores come from."""
+"""Tables, pages and figures from made-up results."""
 
 import pytest
 
@@ -114,7 +114,7 @@ def test_each_study_can_be_drawn_at_any_time(name, part, tmp_path, console):
 
 
 def test_a_curve_over_compute(tmp_path, console, monkeypatch):
-    """Our FLOPs are what was spent; the paper's points stand where it prints them."""
+    """Our points are at the FLOPs of the runs, the paper's at those that it prints."""
     from electra.studies import report as module
 
     panels = []

@@ -141,7 +141,7 @@ def check_whole_study(out, shown):
 
 
 def test_interrupted_within_a_run(electra, command, started, tmp_path, monkeypatch):
-    """Ctrl-C saves; the continued study has the very numbers of one that ran through."""
+    """Ctrl-C saves; the continued study has the numbers of an uninterrupted one."""
     words = command("tying", score="blimp")
     code, _, err = electra(*words)
     assert code == 0, err
@@ -339,7 +339,7 @@ def test_refused(refused, command, more, said, tmp_path):
     assert not (tmp_path / "study" / "runs").exists()
 
 
-def test_refused_without_a_score_or_a_place(electra, refused, command, tmp_path):
+def test_refused_without_a_score_or_a_folder(electra, refused, command, tmp_path):
     assert "--glue DIR, --blimp DIR" in refused(*command("tying", score="none"))
     assert "did you mean 'tying'" in refused(*command("tieing"))
     assert "--data" in refused("study", "tying")
@@ -348,7 +348,7 @@ def test_refused_without_a_score_or_a_place(electra, refused, command, tmp_path)
     assert "cannot be used: Not a directory" in refused(*command("tying", out="study/x"))
 
 
-def test_a_folder_of_something_else_is_refused(refused, command, tmp_path):
+def test_a_folder_with_other_files_is_refused(refused, command, tmp_path):
     out = tmp_path / "study"
     out.mkdir()
     (out / "letter.txt").write_text("dear")
@@ -358,7 +358,7 @@ def test_a_folder_of_something_else_is_refused(refused, command, tmp_path):
     assert "holds results of another study" in refused(*command("tying"))
 
 
-def test_what_the_arms_differ_in_is_refused_for_one_arm_too(refused, command):
+def test_settings_of_arms_are_refused_for_a_single_arm_too(refused, command):
     words = command("objectives", "--arms", "ELECTRA", "objective.kind=mlm", score="blimp")
     assert "objectives sets objective.kind itself" in refused(*words)
 
@@ -407,7 +407,7 @@ def stored_results(name):
 
 
 @pytest.mark.parametrize("name", ["objectives", "tying", "generator-size"])
-def test_results_of_version_0_1_have_the_settings_of_todays_runs(name, tmp_path):
+def test_results_of_earlier_versions_have_the_settings_of_todays_runs(name, tmp_path):
     """They were stored under old names, as data.batch, model.start and train.kernels."""
     study = find_study(name, SCALES["small"])
     runs = plan_runs(study, tmp_path / "data", tmp_path / "out", range(4), [])
@@ -451,7 +451,7 @@ def test_settings_that_a_stored_result_lacks_have_their_defaults():
     assert updated["scores"]["cola"]["origin"]["settings"]["clip"] == 1.0
 
 
-def test_a_study_of_version_0_1_continues(electra, command, started, tmp_path):
+def test_a_study_of_an_earlier_version_continues(electra, command, started, tmp_path):
     """Its runs are in `cells` and its results have old names of settings."""
     words = command("tying", "--arms", "none,all", score="blimp", budget="4e8flops")
     assert electra(*words)[0] == 0

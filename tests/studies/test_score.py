@@ -37,7 +37,7 @@ def test_some_pairs_of_each_paradigm():
     assert limit_pairs(PAIRS, 0) == PAIRS
 
 
-def test_a_score_knows_where_it_came_from():
+def test_the_origin_of_a_score():
     one = SCORER
     assert one.origin != replace(one, seeds=(0,)).origin
     assert one.origin != replace(one, config=FinetuneConfig(lr=1)).origin
@@ -72,7 +72,7 @@ def test_every_pair_counts_the_same(tmp_path, console, monkeypatch):
     assert BlimpScorer(PAIRS).score(tmp_path, console)["score"] == pytest.approx(0.8)
 
 
-def test_sources(tmp_path):
+def test_build_scorers(tmp_path):
     for name, head in {"CoLA": "sentence\tlabel", "RTE": "sentence1\tsentence2\tlabel"}.items():
         row = "a\t1" if name == "CoLA" else "a\tb\tentailment"
         (tmp_path / name).mkdir()

@@ -38,7 +38,7 @@ def test_settings_for_all_arms():
         ("data.folder=x", "--data"),
     ],
 )
-def test_what_the_study_sets_itself(change, said):
+def test_settings_that_the_study_controls_are_refused(change, said):
     with pytest.raises(UserError, match=said) as refused:
         check_overrides(find_study("objectives", SCALES["tiny"]), [change])
     assert change.partition("=")[0] in str(refused.value)
@@ -51,7 +51,7 @@ def test_a_budget_is_in_flops(text):
     assert parse_flops_budget("5e16flops") == 5e16
 
 
-def test_an_arm_that_cannot_be():
+def test_an_arm_with_conflicting_settings_is_refused():
     study = find_study("training-algorithms", SCALES["tiny"])
     two_stage = next(arm for arm in study.arms if arm.name == "two-stage")
     with pytest.raises(

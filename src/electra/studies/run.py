@@ -30,7 +30,7 @@ from electra.train.pretrain import flops_per_row, read_run_config
 from electra.train.settings import PretrainConfig
 
 RUNS, OLD_RUNS = "runs", "cells"
-"""The folder of the runs in a study's `--out`, and its name in studies of version 0.1."""
+"""The folder of the runs in a study's `--out`, and its name in studies of earlier versions."""
 DATA_SETTINGS = ("data.folder", "model.vocab_size")
 """Settings that follow from the data, which a digest identifies."""
 
