@@ -219,7 +219,7 @@ def test_a_printed_recipe_can_be_trained(electra, data_folder, tmp_path):
         (("pretrain", "toy", "--data", "{data}", "--out", "{out}", "lr=1"), "'optim.lr'?"),
         (("pretrain", "toy", "--data", "{data}", "--out", "{out}", "optim.lr=fast"), "a number"),
         (("pretrain", "toy", "--data", "{data}", "--out", "{out}", "speed"), "key=value"),
-        (("pretrain", "toy", "--data", "none", "--out", "{out}"), "no folder of token shards"),
+        (("pretrain", "toy", "--data", "none", "--out", "{out}"), "not a folder of token shards"),
         (
             ("pretrain", "toy", "--data", "{data}", "--out", "{out}", "--budget", "soon"),
             "not a budget",
@@ -265,7 +265,7 @@ def test_a_printed_recipe_can_be_trained(electra, data_folder, tmp_path):
         ),
         (("pretrain", "--resume", "--out", "{out}"), "holds no run"),
         (("evaluate", "{out}", "--data", "{data}"), "neither a run with a checkpoint"),
-        (("evaluate", "{run}", "--data", "{out}"), "no folder of token shards"),
+        (("evaluate", "{run}", "--data", "{out}"), "not a folder of token shards"),
         (("detect", "{out}", "text"), "no model at"),
         (("detect", "{run}", ""), "text is empty"),
         (("fill", "{run}", "no mask"), "no [MASK] in the text"),

@@ -97,7 +97,7 @@ def test_packed_keeps_all_tokens_and_fills_rows(documents, length):
         assert all(i == PAD for i in ids[total:])
         assert PAD not in ids[:total]
         if number < len(rows) - 1:
-            assert length - total < 3  # to the brim, but for places that no piece fits in
+            assert length - total < 3  # full, except for positions that are too few for a piece
 
 
 def test_packed_starts_documents_and_rows_with_cls():

@@ -83,8 +83,9 @@ def tokenizer_train(
     from electra.text.inspect import inspect_tokenizer
     from electra.text.progress import inspect_table, show_bytes
     from electra.text.sources import pipes_as_files
-    from electra.text.tokenizer import train_tokenizer
+    from electra.text.tokenizer import check_out, train_tokenizer
 
+    check_out(out, overwrite)  # before a pipe is read
     console, notes = consoles()
     with pipes_as_files(inputs) as files:
         with show_bytes(notes, "training the tokenizer") as progress:

@@ -184,16 +184,6 @@ class ShardWriter:
         held_out = held_out_counts(
             [each.rows for each in full], [each.held_out for each in full], job
         )
-        totals: dict[str, Any] = {
-            key: sum(getattr(each, key) for each in results) for key in TOTAL_KEYS
-        }
-        totals |= {
-            "held_out_rows": sum(held_out),
-            "places": rows * job.length,
-            "size": sum(each.size for each in results),
-            "shards": len(full),
-        }
-        totals["padding"] = round(1 - totals["tokens"] / totals["places"], 6)
         index = {
             "format": FORMAT,
             "length": job.length,
@@ -205,7 +195,7 @@ class ShardWriter:
             "held_out": job.held_out,
             "request": self.request,
             "sources": self.sources,
-            "totals": totals,
+            "totals": sum_results(results, sum(held_out), job),
             "shards": [
                 {
                     "file": shard_name(each.number),
@@ -252,6 +242,21 @@ class ShardWriter:
             else:
                 with suppress(OSError):
                     path.unlink()
+
+
+def sum_results(results: list[ChunkResult], held_out_rows: int, job: Job) -> dict[str, Any]:
+    """Return the totals of all chunks, as the index stores them."""
+    totals: dict[str, Any] = {
+        key: sum(getattr(each, key) for each in results) for key in TOTAL_KEYS
+    }
+    totals |= {
+        "held_out_rows": held_out_rows,
+        "places": totals["rows"] * job.length,
+        "size": sum(each.size for each in results),
+        "shards": sum(bool(each.rows) for each in results),
+    }
+    totals["padding"] = round(1 - totals["tokens"] / totals["places"], 6)
+    return totals
 
 
 def held_out_counts(rows: list[int], held_out: list[int], job: Job) -> list[int]:

@@ -118,7 +118,7 @@ def pipes_as_files(inputs: Sequence[str | Path]) -> Iterator[list[str]]:
         for name in map(str, inputs):
             if is_pipe(Path(name)):
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="electra-"))
-                copy = Path(folder) / Path(name).name  # the ending tells the format
+                copy = Path(folder) / Path(name).name  # the ending gives the format
                 with open_binary(name) as source, copy.open("wb") as target:
                     shutil.copyfileobj(source, target, BLOCK)
                 name = str(copy)

@@ -257,6 +257,17 @@ def model_kind(tokenizer: Tokenizer) -> str:
     return type(tokenizer.model).__name__
 
 
+def check_out(out: Path, overwrite: bool) -> None:
+    """Refuse an output folder that already holds a tokenizer."""
+    if (out / "tokenizer.json").exists() and not overwrite:
+        raise UserError(
+            f"'{out}' already holds a tokenizer: choose another --out, or replace it "
+            "with --overwrite."
+        )
+    if out.exists() and not out.is_dir():
+        raise UserError(f"'{out}' is a file: name a folder with --out.")
+
+
 def train_tokenizer(
     inputs: Sequence[str | Path],
     out: Path,
@@ -274,14 +285,7 @@ def train_tokenizer(
     WordPiece and BPE training is reproducible; the library's Unigram training is not.
     """
     out = Path(out)
-    if (out / "tokenizer.json").exists() and not overwrite:
-        raise UserError(
-            f"'{out}' already holds a tokenizer: choose another --out, or replace it "
-            "with --overwrite."
-        )
-    if out.exists() and not out.is_dir():
-        raise UserError(f"'{out}' is a file: name a folder with --out.")
-
+    check_out(out, overwrite)
     train = {"wordpiece": train_wordpiece, "bpe": train_bpe, "unigram": train_unigram}[kind]
     with pipes_as_files(inputs) as files:
 
