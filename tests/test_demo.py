@@ -1,4 +1,4 @@
-"""The demo, with a run of a few steps."""
+"""`electra demo`, with a few training steps."""
 
 import importlib.util
 import json
@@ -13,33 +13,33 @@ from electra.errors import UserError
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(run, "LABELLED", 64)
-    monkeypatch.setattr(run, "JUDGED", 64)
-    monkeypatch.setattr(run, "SEEDS", 1)
-    monkeypatch.setattr(run, "TUNING", replace(run.TUNING, epochs=1))
+    monkeypatch.setattr(run, "TRAIN_EXAMPLES", 64)
+    monkeypatch.setattr(run, "DEV_EXAMPLES", 64)
+    monkeypatch.setattr(run, "NUM_SEEDS", 1)
+    monkeypatch.setattr(run, "FINETUNE", replace(run.FINETUNE, epochs=1))
 
 
-def test_the_whole_way(quick, tmp_path, console):
-    out = tmp_path / "[" / "b]demo"  # a path is no markup
+def test_demo_runs_and_replaces_an_earlier_one(quick, tmp_path, console):
+    out = tmp_path / "[" / "b]demo"  # must not be read as markup
     run.run_demo(out, "20steps", console)
     shown = console.file.getvalue()
-    for words in ("recall", "AUC", "generator", "verdict", "pre-trained", "from scratch"):
-        assert words in shown
+    for word in ("recall", "AUC", "corrupted", "detected", "pre-trained", "from scratch"):
+        assert word in shown
     assert "electra pretrain paper.small --data shards" in shown
     assert Image.open(out / "report.png").size > (800, 400)
     result = json.loads((out / "demo.json").read_text())
     assert set(result["order_accuracy"]) == {"pre-trained", "from scratch"}
-    run.run_demo(out, "2steps", console)  # a second one takes the place of the first
+    run.run_demo(out, "2steps", console)
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path, console):
+def test_a_folder_with_other_files_is_refused(tmp_path, console):
     (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(UserError, match="not of an earlier demo"):
+    with pytest.raises(UserError, match="not from an earlier demo"):
         run.run_demo(tmp_path, None, console)
     assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
 
 
-def test_a_wrong_budget_costs_nothing(tmp_path, console):
+def test_an_invalid_budget_deletes_nothing(tmp_path, console):
     (tmp_path / "demo.json").write_text("{}")
     (tmp_path / "run").mkdir()
     with pytest.raises(UserError, match="not a budget"):
@@ -53,13 +53,18 @@ def test_a_missing_package_names_the_extra(monkeypatch):
         speeches.read_speeches()
 
 
-def test_the_labelled_task():
-    learned, aside = speeches.split(speeches.read_speeches())
-    assert len(aside) == (len(learned) + len(aside)) // speeches.SET_ASIDE
-    found = speeches.sentences(aside, 100, seed=3)
-    assert sum(s.disordered for s in found) == 50
-    texts = [" ".join(speech).lower() for speech in aside]
-    for sentence in found:
-        as_spoken = any(sentence.text in text for text in texts)
-        assert as_spoken != sentence.disordered
-    assert found == speeches.sentences(aside, 100, seed=3)
+def test_word_order_examples():
+    train, held_out = speeches.split_speeches(speeches.read_speeches())
+    assert len(held_out) == (len(train) + len(held_out)) // speeches.HELD_OUT_EVERY
+    sentences = speeches.sample_sentences(held_out, 100, seed=3)
+    assert sum(sentence.out_of_order for sentence in sentences) == 50
+    texts = [" ".join(speech).lower() for speech in held_out]
+    for sentence in sentences:
+        unchanged = any(sentence.text in text for text in texts)
+        assert unchanged != sentence.out_of_order
+    assert sentences == speeches.sample_sentences(held_out, 100, seed=3)
+
+
+def test_replaced_tokens_are_marked():
+    marked = run.mark_replaced(["the", "farm", "##er", "sings"], [False, False, True, True])
+    assert marked.plain == " the farm<er> <sings>"

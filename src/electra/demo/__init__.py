@@ -1,1 +1,1 @@
-"""The whole way in a few minutes, on real English that comes with a small package."""
+"""`electra demo`: every step from raw text to a fine-tuned model, in a few minutes."""

@@ -1,4 +1,4 @@
-"""`electra demo`: text, tokenizer, shards, pre-training, what was learned, fine-tuning."""
+"""`electra demo`: train a tokenizer, pre-train a small model, evaluate it and fine-tune it."""
 
 import json
 import shutil
@@ -17,8 +17,8 @@ from electra.demo.speeches import (
     Sentence,
     Speech,
     read_speeches,
-    sentences,
-    split,
+    sample_sentences,
+    split_speeches,
     write_text,
 )
 from electra.errors import UserError
@@ -42,21 +42,20 @@ from electra.train.evaluate import restore_run
 from electra.train.pretrain import read_run_config, start
 from electra.train.report import write_report
 
-MARK = "demo.json"
-VOCABULARY, LENGTH, SEEDS = 2048, 64, 3
-LABELLED, JUDGED = 1000, 1000
-"""Labelled sentences to learn from, and others to be judged by."""
-TUNING = FinetuneConfig(
+RESULTS = "demo.json"
+VOCAB_SIZE, SEQ_LENGTH, NUM_SEEDS = 2048, 64, 3
+TRAIN_EXAMPLES, DEV_EXAMPLES = 1000, 1000
+FINETUNE = FinetuneConfig(
     lr=3e-4,
     layer_decay=1.0,
     epochs=8,
     batch_size=16,
-    max_length=LENGTH,
-    pool="max",  # the toy's one layer cannot gather a sentence in [CLS]
+    max_length=SEQ_LENGTH,
+    pool="max",  # one layer is too few to summarize a sentence in [CLS]
     device="cpu",
 )
 
-NEXT = """\
+NEXT_STEPS = """\
 Now with your own text:
 
   electra tokenizer train my-text.txt --out tokenizer --vocab-size 30522
@@ -71,161 +70,175 @@ Now with your own text:
 
 
 def run_demo(out: Path, budget: str | None, console: Console) -> None:
-    """Everything in one folder, which is made anew each time."""
-    began = time.monotonic()
+    """Run all steps of the demo in the folder `out`, replacing an earlier demo."""
+    started = time.monotonic()
     changes = [f"data.folder={out / 'shards'}", "train.device=cpu"]
     if budget is not None:
         changes.append(f"train.budget={budget}")
     config = override(recipe("toy"), changes)
-    speeches, aside = split(read_speeches())
-    _make_room(out)
-    heading(console, 1, f"Text: {len(speeches)} messages to Congress, and a tokenizer from them")
+    speeches, held_out = split_speeches(read_speeches())
+    clear_folder(out)
+    prepare_data(console, speeches, out)
+    print_heading(console, 3, "Pre-training: a generator and a discriminator, on the CPU")
+    code = start(config, out / "run", console)
+    if code:
+        raise SystemExit(code)
+    print_heading(console, 4, "Evaluation on held-out text")
+    metrics = checkpoint.read_state(checkpoint.checkpoints(out / "run")[-1]).held_out
+    print_metrics(console, metrics)
+    print_detections(console, out / "run", sample_sentences(held_out, 6, seed=4)[::2])
+    picture, page = write_report(out / "run", out)
+    console.print(f"Curves: {picture}   Page: {page}", soft_wrap=True, markup=False)
+    print_heading(console, 5, "Fine-tuning: are the words of a sentence in order?")
+    scores = compare_finetuning(console, out / "run", speeches, held_out)
+    seconds = time.monotonic() - started
+    result = {"seconds": round(seconds, 1), "held_out": metrics, "order_accuracy": scores}
+    (out / RESULTS).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    took = f"\nThe demo took {seconds / 60:.1f} minutes; everything is in {out}/\n"
+    console.print(took, markup=False)
+    if shutil.which("electra") is None:  # the virtual environment is not activated
+        activate = Path(sys.prefix) / "bin" / "activate"
+        console.print(
+            f"First, once in each shell:  source {activate}\n", soft_wrap=True, markup=False
+        )
+    console.print(NEXT_STEPS, highlight=False, markup=False, soft_wrap=True)
+
+
+def prepare_data(console: Console, speeches: list[Speech], out: Path) -> None:
+    """Write the text, train the tokenizer and prepare the shards."""
+    title = f"Text: train a tokenizer on {len(speeches)} messages to Congress"
+    print_heading(console, 1, title)
     text = out / "text" / "speeches.txt"
     write_text(speeches, text)
-    with show_bytes(console, "learning the vocabulary") as progress:
-        train_tokenizer([text], out / "tokenizer", vocab_size=VOCABULARY, progress=progress)
-    heading(console, 2, f"Shards: rows of {LENGTH} tokens")
+    with show_bytes(console, "training the tokenizer") as progress:
+        train_tokenizer([text], out / "tokenizer", vocab_size=VOCAB_SIZE, progress=progress)
+    print_heading(console, 2, f"Shards: rows of {SEQ_LENGTH} tokens")
     with show_prepare(console) as shown:
         summary = prepare(
             [text],
             tokenizer=out / "tokenizer",
             out=out / "shards",
-            length=LENGTH,
+            length=SEQ_LENGTH,
             held_out=0.03,
             progress=shown,
         )
     console.print(
         f"{summary.rows:,} rows, {summary.tokens:,} tokens, {summary.held_out_rows} held out"
     )
-    heading(console, 3, "Pre-training: a generator and a discriminator, on the CPU")
-    code = start(config, out / "run", console)
-    if code:
-        raise SystemExit(code)
-    heading(console, 4, "What it learned")
-    metrics = checkpoint.read_state(checkpoint.checkpoints(out / "run")[-1]).held_out
-    show_learned(console, metrics)
-    show_sentences(console, out / "run", sentences(aside, 6, seed=4)[::2])
-    picture, page = write_report(out / "run", out)
-    console.print(f"Curves: {picture}   Page: {page}", soft_wrap=True, markup=False)
-    heading(console, 5, "Fine-tuning: is a sentence in order, or did words change places?")
-    scores = compare(console, out / "run", speeches, aside)
-    seconds = time.monotonic() - began
-    result = {"seconds": round(seconds, 1), "held_out": metrics, "order_accuracy": scores}
-    (out / MARK).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    took = f"\nThe demo took {seconds / 60:.1f} minutes; everything is in {out}/\n"
-    console.print(took, markup=False)
-    if shutil.which("electra") is None:  # run from its environment, which the shell does not know
-        activate = Path(sys.prefix) / "bin" / "activate"
-        console.print(
-            f"First, once in each shell:  source {activate}\n", soft_wrap=True, markup=False
-        )
-    console.print(NEXT, highlight=False, markup=False, soft_wrap=True)
 
 
-def show_learned(console: Console, metrics: dict[str, float]) -> None:
-    """The held-out figures in sentences."""
+def print_metrics(console: Console, metrics: dict[str, float]) -> None:
+    """Explain the validation metrics."""
     console.print(
         f"On held-out text the generator replaces {metrics['replaced_rate']:.1%} of the tokens. "
-        f"The discriminator finds {metrics['recall']:.0%} of those (recall), is right in "
-        f"{metrics['precision']:.0%} of its alarms (precision), and ranks a replaced token above "
-        f"an original one in {metrics['auc']:.1%} of all pairs (AUC; 50 % is chance).",
+        f"The discriminator detects {metrics['recall']:.0%} of them (recall), and "
+        f"{metrics['precision']:.0%} of its detections are correct (precision). It scores a "
+        f"replaced token above an original one in {metrics['auc']:.1%} of all pairs (AUC; 50 % is "
+        "chance).",
         highlight=False,
     )
 
 
 @torch.no_grad()
-def show_sentences(console: Console, run: Path, examples: list[Sentence]) -> None:
-    """Unseen sentences as the generator left them, with the discriminator's verdict."""
+def print_detections(console: Console, run: Path, sentences: list[Sentence]) -> None:
+    """Show held-out sentences, their corrupted form, and what the discriminator detects."""
     objective = restore_run(run)[1]
     tokenizer = load_tokenizer(run / "tokenizer")
     vocab = load_vocabulary(run / "tokenizer")
     objective.set_seed(2)
-    for number, example in enumerate(examples):
+    for number, sentence in enumerate(sentences):
         objective.set_step(number)
-        ids = tokenizer.encode(example.text, add_special_tokens=False).ids[: LENGTH - 2]
+        ids = tokenizer.encode(sentence.text, add_special_tokens=False).ids[: SEQ_LENGTH - 2]
         row = [vocab.cls, *ids, vocab.sep]
         stored = torch.tensor([[*row, len(row), len(row)]])
         outcome = objective(*objective.mask_batch(stored))
-        tokens = [tokenizer.id_to_token(i) or "" for i in outcome.corrupted[0].tolist()]
         inner = slice(1, len(row) - 1)
-        chances = outcome.logits[0].sigmoid().tolist()[inner]
+        tokens = [tokenizer.id_to_token(i) or "" for i in outcome.corrupted[0].tolist()][inner]
+        replaced = outcome.replaced[0].tolist()[inner]
+        probabilities = outcome.logits[0].sigmoid().tolist()[inner]
         console.print()
-        console.print(Text("original  ", style="dim").append(example.text, style="default"))
-        corrupted = Text("generator ", style="dim")
-        for token, changed in zip(tokens[inner], outcome.replaced[0].tolist()[inner], strict=True):
-            glue = "" if token.startswith("##") else " "
-            word = token.removeprefix("##")
-            if changed:
-                corrupted.append(f"{glue}<{word}>", style="bold yellow")
-            else:
-                corrupted.append(glue + word, style="default")
-        console.print(corrupted)
-        verdict = highlight(zip(tokens[inner], chances, strict=True))
-        console.print(Text("verdict    ", style="dim").append_text(verdict))
+        console.print(Text("original  ", style="dim").append(sentence.text, style="default"))
+        console.print(Text("corrupted", style="dim").append_text(mark_replaced(tokens, replaced)))
+        detected = highlight(zip(tokens, probabilities, strict=True))
+        console.print(Text("detected  ", style="dim").append_text(detected))
     console.print(
-        "\n<yellow>: what the generator replaced. Red ground, [alarm]: what the discriminator "
-        "suspects.",
+        "\n<yellow>: replaced by the generator. [red background]: detected by the discriminator.",
         markup=False,
         highlight=False,
     )
 
 
-def compare(
-    console: Console, run: Path, speeches: list[Speech], aside: list[Speech]
+def mark_replaced(tokens: list[str], replaced: list[bool]) -> Text:
+    """Join tokens into a text with the replaced ones marked."""
+    text = Text()
+    for token, changed in zip(tokens, replaced, strict=True):
+        space, piece = "" if token.startswith("##") else " ", token.removeprefix("##")
+        if changed:
+            text.append(f"{space}<{piece}>", style="bold yellow")
+        else:
+            text.append(space + piece, style="default")
+    return text
+
+
+def compare_finetuning(
+    console: Console, run: Path, speeches: list[Speech], held_out: list[Speech]
 ) -> dict[str, list[float]]:
-    """The same task and settings from the pre-trained weights and from new ones, side by side."""
+    """Fine-tune the pre-trained model and a randomly initialized one on the word order task."""
     config = read_run_config(run)
-    learned, judged = sentences(speeches, LABELLED, seed=0), sentences(aside, JUDGED, seed=1)
+    train = sample_sentences(speeches, TRAIN_EXAMPLES, seed=0)
+    dev = sample_sentences(held_out, DEV_EXAMPLES, seed=1)
     task = examples.Task(
         name="order",
         kind="classify",
-        splits={"train": labelled(learned), "dev": labelled(judged)},
+        splits={"train": to_examples(train), "dev": to_examples(dev)},
         labels=("in order", "out of order"),
     )
-    torch.manual_seed(0)  # the same sizes and the same way to start, but no pre-training
+    torch.manual_seed(0)
     vocab = load_vocabulary(run / "tokenizer")
     untrained = run.parent / "tuned" / "untrained"
     export(build_pair(config.model, config.generator)[1], untrained, vocab.pad)
     save_tokenizer(load_tokenizer(run / "tokenizer"), untrained)
     scores = {}
-    for arm, model in (("pre-trained", run), ("from scratch", untrained)):
-        out = run.parent / "tuned" / arm.replace(" ", "-")
-        results = finetune(str(model), task, out, range(SEEDS), TUNING, console)
-        scores[arm] = [float(result["accuracy"]) for result in results]
+    for name, model in (("pre-trained", run), ("from scratch", untrained)):
+        out = run.parent / "tuned" / name.replace(" ", "-")
+        results = finetune(str(model), task, out, range(NUM_SEEDS), FINETUNE, console)
+        scores[name] = [float(result["accuracy"]) for result in results]
     table = Table("", "accuracy", "seeds", box=None)
-    for arm, values in scores.items():
-        each = " ".join(f"{v:.1%}" for v in values)
-        table.add_row(arm, f"{statistics.median(values):.1%} (median)", each)
+    for name, values in scores.items():
+        seeds = " ".join(f"{v:.1%}" for v in values)
+        table.add_row(name, f"{statistics.median(values):.1%} (median)", seeds)
     table.add_row("guessing", "50.0%", "")
     console.print(
-        f"{len(learned)} labelled sentences to learn from, {len(judged)} of other messages to be "
-        "judged by; in half of them neighbouring words changed places three times.",
+        f"{len(train)} labelled sentences for training and {len(dev)} of held-out messages for "
+        "evaluation; in half of them, three pairs of neighbouring words are swapped.",
         highlight=False,
     )
     console.print(table)
     return scores
 
 
-def labelled(found: list[Sentence]) -> list[examples.Sentence]:
-    """Sentences as examples of the task."""
+def to_examples(sentences: list[Sentence]) -> list[examples.Sentence]:
+    """Make the examples of the word order task."""
     return [
-        examples.Sentence(id=str(number), text=each.text, label=int(each.disordered))
-        for number, each in enumerate(found)
+        examples.Sentence(id=str(index), text=sentence.text, label=int(sentence.out_of_order))
+        for index, sentence in enumerate(sentences)
     ]
 
 
-def heading(console: Console, number: int, title: str) -> None:
-    """Begin a part."""
+def print_heading(console: Console, number: int, title: str) -> None:
+    """Print the heading of a step."""
     console.print()
     console.rule(f"[bold]{number}. {title}", align="left")
 
 
-def _make_room(out: Path) -> None:
-    """An empty folder; only what an earlier demo wrote is removed."""
+def clear_folder(out: Path) -> None:
+    """Make an empty folder; remove only what an earlier demo wrote."""
     if out.exists() and any(out.iterdir()):
-        if not (out / MARK).is_file():
-            raise UserError(f"{out} is not empty and not of an earlier demo: choose another --out.")
+        if not (out / RESULTS).is_file():
+            raise UserError(
+                f"{out} is not empty and not from an earlier demo: choose another --out."
+            )
         for name in ("text", "tokenizer", "shards", "run", "tuned"):
             shutil.rmtree(out / name, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
-    (out / MARK).write_text("{}\n", encoding="utf-8")
+    (out / RESULTS).write_text("{}\n", encoding="utf-8")

