@@ -21,8 +21,12 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from electra.device import autocast
-from electra.kernels import body as layers
-from electra.kernels import head, linear, score, vocabulary, words
+from electra.kernels import encoder_stack as layers
+from electra.kernels.any_gpu import linear
+from electra.kernels.any_gpu import mlm_head as head
+from electra.kernels.any_gpu import mlm_loss as vocabulary
+from electra.kernels.any_gpu import rtd_head as score
+from electra.kernels.cuda import fused_linear_cross_entropy as words
 from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
 from electra.objectives.kinds import build

@@ -5,7 +5,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels import attention, ffn
+from electra.kernels.any_gpu import attention
+from electra.kernels.hopper import gemm_gelu as ffn
 from electra.train.accelerate import use_fused_kernels_
 
 pytestmark = pytest.mark.gpu

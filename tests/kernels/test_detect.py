@@ -5,11 +5,11 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels.detect import BLOCK, LOSS, Detect, detect_kernel
+from electra.kernels.any_gpu.rtd_loss import BLOCK, LOSS, Detect, detect_kernel
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
 from electra.objectives.objective import MlmOutput
-from electra.objectives.rtd import SUMS, ReplacedTokenDetection
+from electra.objectives.rtd import METRIC_SUMS, ReplacedTokenDetection
 
 SHAPES = [(1, 1, 1), (3, 24, 4), (5, 128, 19), (2, 200, 200), (2, 512, 79), (2, 512, 300)]
 
@@ -51,7 +51,9 @@ def plain(scores, replaced, loss_mask, attention_mask, loss, right, samples, tru
         Masked(nothing, nothing, is_masked, truth),
     )
     guesses = MlmOutput(loss, right, samples)
-    return ReplacedTokenDetection.weigh(None, scores, replaced, loss_mask, batch, masked, guesses)
+    return ReplacedTokenDetection.detection_loss(
+        None, scores, replaced, loss_mask, batch, masked, guesses
+    )
 
 
 def compare(given, near) -> torch.Tensor:
@@ -62,7 +64,7 @@ def compare(given, near) -> torch.Tensor:
     assert sums.dtype == torch.float32
     assert not sums.requires_grad
     near(loss, wanted_loss, "loss")
-    counts = [n for n in range(len(SUMS)) if n != LOSS]
+    counts = [n for n in range(len(METRIC_SUMS)) if n != LOSS]
     assert torch.equal(sums[counts], wanted[counts])
     near(sums[LOSS], wanted[LOSS], "the loss among the sums")
     (wanted_grad,) = torch.autograd.grad(wanted_loss * 2.5, scores)
@@ -94,7 +96,7 @@ def test_the_sums_are_those_that_the_objective_names(given):
     }
     assert len({float(x) for x in wanted.values()}) == len(wanted)
     found_loss, sums = Detect.apply(*made)
-    found = dict(zip(SUMS, sums.tolist(), strict=True))
+    found = dict(zip(METRIC_SUMS, sums.tolist(), strict=True))
     assert found.pop("detection_loss") == float(found_loss)
     assert found == {name: float(x) for name, x in wanted.items()}
 
@@ -142,7 +144,7 @@ def test_no_slot_is_drawn(given, near):
 def test_slopes_are_written_to_their_end_and_not_beyond(given, device):
     made = given(3, 24, 4)
     slope = torch.full((2 * BLOCK,), 7.0, device=device)
-    sums = torch.empty(len(SUMS), 2, device=device)
+    sums = torch.empty(len(METRIC_SUMS), 2, device=device)
     detect_kernel[(2,)](*made, slope, sums, 3 * 24, 3 * 4, BLOCK, num_warps=1)
     assert (slope[: 3 * 24].abs() <= 1).all()
     assert (slope[3 * 24 :] == 7).all()

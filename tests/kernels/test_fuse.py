@@ -9,9 +9,11 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.errors import UserError
-from electra.kernels import encode as kernels
-from electra.kernels import head, score, vocabulary
-from electra.kernels.encode import encode
+from electra.kernels import modules as kernels
+from electra.kernels.any_gpu import mlm_head as head
+from electra.kernels.any_gpu import mlm_loss as vocabulary
+from electra.kernels.any_gpu import rtd_head as score
+from electra.kernels.modules import encode
 from electra.models.encoder import Encoder
 from electra.objectives.kinds import KINDS
 from electra.optim.adam import PaperAdam

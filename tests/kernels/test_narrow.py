@@ -6,10 +6,9 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels.dropout import keep_mask
-from electra.kernels.gelu import empty_slope
-from electra.kernels.layer import NAMES
-from electra.kernels.narrow import (
+from electra.kernels.any_gpu.dropout import keep_mask
+from electra.kernels.any_gpu.gelu import empty_slope
+from electra.kernels.hopper.fused_layer import (
     BACK,
     FORTH,
     Projection,
@@ -18,6 +17,7 @@ from electra.kernels.narrow import (
     narrow_forward,
     narrow_parts,
 )
+from electra.kernels.layer_params import NAMES
 
 EPS = 1e-12
 CASES = [(1, 16, 128), (128, 64, 256), (150, 64, 128), (70, 32, 384)]

@@ -44,7 +44,7 @@ def use_fused_kernels_(objective: Objective, *, recompute: bool = False) -> None
     """Encoders that fit, the losses and the exercise through the kernels from now on."""
     if importlib.util.find_spec("triton") is None:  # it comes with torch where torch knows CUDA
         return
-    from electra.kernels import encode
+    from electra.kernels import modules as encode
 
     for module in objective.modules():
         if isinstance(module, Encoder) and encode.fits(module):
@@ -71,7 +71,7 @@ def _inherits(objective: Objective, kind: type[Objective], *names: str) -> bool:
 
 def _mask_batch(objective: Objective, rows: Tensor) -> tuple[Batch, Masked, Tensor]:
     """As `Objective.mask_batch`, with the same random numbers."""
-    from electra.kernels.exercise import LONGEST, write_exercise
+    from electra.kernels.any_gpu.mask_batch import LONGEST, write_exercise
 
     c, length = objective.config, rows.shape[1] - 2
     rate = objective.rate if objective.training else c.mask_rate
@@ -107,7 +107,7 @@ def _guess(
     sample: bool,
 ) -> MlmOutput:
     """As `Objective.run_mlm`; the sample comes for nothing, asked for or not."""
-    from electra.kernels import encode
+    from electra.kernels import modules as encode
 
     if not isinstance(network, Generator):
         return type(objective).run_mlm(objective, network, inputs, batch, masked, sample=sample)
@@ -121,7 +121,7 @@ def _guess(
 
 def _say(objective: AllTokensMlm, hidden: Tensor, batch: Batch, corrupted: Tensor) -> Said:
     """As `AllTokensMlm.say`; padding has no loss, and its words are not looked at."""
-    from electra.kernels import encode
+    from electra.kernels import modules as encode
 
     losses, _, word, logs = encode.words(
         objective.mlm, hidden, batch.ids, batch.attention_mask, corrupted
@@ -132,7 +132,7 @@ def _say(objective: AllTokensMlm, hidden: Tensor, batch: Batch, corrupted: Tenso
 
 def _corrupt(batch: Batch, masked: Masked, samples: Tensor) -> tuple[Tensor, Tensor]:
     """As `CorruptingObjective.corrupt`."""
-    from electra.kernels.put import put
+    from electra.kernels.any_gpu.scatter_tokens import put
 
     return put(batch.ids, masked.positions, samples, masked.is_masked)
 
@@ -146,7 +146,7 @@ def _detection_loss(
     guesses: MlmOutput,
 ) -> tuple[Tensor, Tensor]:
     """As `ReplacedTokenDetection.detection_loss`."""
-    from electra.kernels.detect import Detect
+    from electra.kernels.any_gpu.rtd_loss import Detect
 
     slots = (guesses.right, guesses.samples, masked.labels, masked.is_masked)
     return Detect.apply(
