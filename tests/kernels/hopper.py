@@ -110,7 +110,7 @@ def _even(value: Any) -> bool:
     return type(value) is int and value % 16 == 0
 
 
-def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def weight_grad(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.float() @ b.float()  # the CPU has no products with another result
 
 
@@ -135,13 +135,13 @@ def guess(slots: int) -> None:
     """What besides CUDA C++ finds words: a step on the CPU takes another way."""
     count = 30522
     hidden, table = (torch.zeros(n, 128, dtype=torch.bfloat16) for n in (slots, count))
-    bias, absent, truth = torch.zeros(count), torch.zeros(count) > 0, torch.zeros(slots).long()
-    deal = words.Deal(132, triton.cdiv(count, 128), triton.cdiv(slots, 192) * 239)
-    offset, stats = words.offsets(bias, absent), torch.zeros(slots, deal.parts, 4, 4)
+    bias, absent, labels = torch.zeros(count), torch.zeros(count) > 0, torch.zeros(slots).long()
+    schedule = words.TileSchedule(132, triton.cdiv(count, 128), triton.cdiv(slots, 192) * 239)
+    offset, stats = words.pad_bias(bias, absent), torch.zeros(slots, schedule.parts, 4, 4)
     (seed,) = vocabulary.draw_seeds(1, hidden.device)
-    words.settle(stats, deal, hidden, table, offset, truth, truth > 0, truth, seed)
-    parts = torch.zeros(deal.parts, slots, 128)
-    vocabulary.weigh(parts, deal, hidden, torch.zeros(()).expand(slots))
+    words.settle(stats, schedule, hidden, table, offset, labels, labels > 0, labels, seed)
+    parts = torch.zeros(schedule.parts, slots, 128)
+    vocabulary.weigh(parts, schedule, hidden, torch.zeros(()).expand(slots))
 
 
 def main() -> None:
@@ -151,7 +151,7 @@ def main() -> None:
         setattr(torch, name, getattr(torch, name.replace("empty", "zeros")))
     torch.Tensor.new_empty = torch.Tensor.new_zeros
     for module in (layers, head, linear, score, vocabulary):
-        module.product = product
+        module.product = weight_grad
     small, base = {"hidden": 256, "heads": 4, "embedding": 128}, {"hidden": 768, "heads": 12}
     step(small, 0.25, 128, training=True)
     step(small, 0.25, 128, training=False)

@@ -16,8 +16,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.kernels.any_gpu import attention
 from electra.kernels.any_gpu import layernorm as norm
-from electra.kernels.any_gpu.dropout import draw_seeds
 from electra.kernels.any_gpu.gelu import empty_slope
+from electra.kernels.any_gpu.random import draw_seeds
 from electra.kernels.cuda import fused_encoder as rows
 from electra.kernels.cuda import fused_linear_cross_entropy as words
 from electra.kernels.cuda import runtime as cuda

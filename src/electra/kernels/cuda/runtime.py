@@ -1,7 +1,7 @@
 """Kernels in CUDA C++, for what Triton cannot say: compiled when first needed, and launched.
 
 The compiler is NVRTC, which comes with torch; the driver loads what it makes. No other tool is
-needed, and where one of them is missing, `usable` says so, and Triton's kernels are used.
+needed, and where one of them is missing, `is_supported` says so, and Triton's kernels are used.
 """
 
 import ctypes
@@ -29,14 +29,14 @@ HEADERS = ("hopper", "gelu", "dropout", "attention")
 OPTIONS = ("--gpu-architecture=sm_90a", "-std=c++17", "--device-as-default-execution-space")
 HOPPER = (9, 0)
 """The only devices with the instructions that sm_90a means."""
-GROUPS = 2
+WARPGROUPS = 2
 """Of four warps, that compute, but where a kernel has others; sums over rows come from each of
 them. One more brings tiles."""
 BOX = 64
 """Columns of a tile, and rows, but where a kernel wants fewer."""
-SLAB = 16
+WARP_ROWS = 16
 """Rows of a tile that a warp has, and stores by itself."""
-BFLOAT16, SWIZZLE_128, PROMOTE_128, SHARED_BYTES, EARLY = 9, 3, 2, 8, 6
+BFLOAT16, SWIZZLE_128, PROMOTE_128, SHARED_BYTES, PDL = 9, 3, 2, 8, 6
 """Numbers that the driver's header gives names."""
 
 
@@ -68,7 +68,7 @@ class Config(ctypes.Structure):
 
 
 @functools.cache
-def usable(device: torch.device) -> bool:
+def is_supported(device: torch.device) -> bool:
     """Whether these kernels can be launched on it."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != HOPPER:
         return False
@@ -83,7 +83,11 @@ def usable(device: torch.device) -> bool:
 
 
 def launch(
-    name: str, grid: int, shared: int, *args: Map | Tensor | int | float, groups: int = GROUPS
+    name: str,
+    grid: int,
+    shared: int,
+    *args: Map | Tensor | int | float,
+    warpgroups: int = WARPGROUPS,
 ) -> None:
     """`source.kernel` on the current stream, with so many bytes of shared memory; nothing is waited
     for.
@@ -96,13 +100,13 @@ def launch(
     pointers = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     function = _function(name, shared, device)
-    early = Attribute(EARLY, 1)
-    size = (grid, 1, 1, (groups + 1) * 128, 1, 1)
-    config = Config(size, shared, stream, ctypes.pointer(early), 1)
+    pdl = Attribute(PDL, 1)
+    size = (grid, 1, 1, (warpgroups + 1) * 128, 1, 1)
+    config = Config(size, shared, stream, ctypes.pointer(pdl), 1)
     _check(_driver().cuLaunchKernelEx(ctypes.byref(config), function, pointers, None))
 
 
-def tiles(x: Tensor, tall: int = BOX) -> Map:
+def tensor_map(x: Tensor, tall: int = BOX) -> Map:
     """A contiguous bf16 matrix in boxes of so many rows: beyond its end zeros are read, and nothing
     is written."""
     assert x.dtype == torch.bfloat16
