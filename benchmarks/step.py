@@ -1,10 +1,10 @@
-"""How long a pre-training step takes as a CUDA graph, and which kernels take it.
+"""Time a pre-training step as a CUDA graph, and list the kernels that take the time.
 
     python benchmarks/step.py paper.small data.batch_size=1024 --launches launches.txt
 
-Random tokens, nothing read or reported: the step alone. The file lists every launch of a step in
-its order, with its start and its length in microseconds; what stands between two of them, and a
-hundred small ones in a row, no table of sums shows.
+The step alone, on random tokens, without data loading or reporting. The file lists every launch of
+a step in order, with its start and duration in microseconds: gaps between launches and rows of
+small ones do not show in a table of sums.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from electra.objectives.kinds import build
 from electra.objectives.objective import VocabInfo
 from electra.optim.adam import PaperAdam, parameter_groups
 from electra.recipes import recipe
-from electra.train.accelerate import use_fused_kernels_
+from electra.train.accelerate import describe_kernels, use_fused_kernels_
 from electra.train.cuda_graph import GraphedStep, capture_cuda_graph
 from electra.train.loop import step
 from electra.train.pretrain import PretrainConfig
@@ -35,20 +35,23 @@ RATE = 1e-5
 
 
 def capture(config: PretrainConfig) -> tuple[GraphedStep, Tensor]:
-    """The step of a recipe, and rows for it."""
+    """The step of a recipe as a CUDA graph, and rows for it."""
     torch.manual_seed(0)
     model, optim = replace(config.model, vocab_size=WORDS), config.optim
     objective = (
         build(config.objective, model, config.generator, VocabInfo(4, range(5))).cuda().train()
     )
     groups = parameter_groups(objective, optim.weight_decay)
-    kernels = config.train.fused_kernels != "off"
+    fused = config.train.fused_kernels
     optimizer = PaperAdam(
-        groups, betas=optim.betas, eps=optim.eps, clip=optim.clip, kernels=kernels
+        groups, betas=optim.betas, eps=optim.eps, clip=optim.clip, kernels=fused != "off"
     )
-    if kernels:
-        use_fused_kernels_(objective, recompute=config.train.activation_checkpointing)
+    if fused != "off":
+        recompute = config.train.activation_checkpointing
+        use_fused_kernels_(objective, recompute=recompute, setting=fused)
     batch, length = config.data.batch_size, config.data.seq_length
+    micro_batch = batch // config.train.grad_accumulation
+    print(f"Kernels: {describe_kernels(objective, micro_batch, length)}")
     rows = torch.randint(5, WORDS, (batch, length + 2), dtype=torch.int32, device="cuda")
     rows[:, -2:] = torch.tensor([length // 2, length])
     run: Any = SimpleNamespace(
@@ -57,13 +60,13 @@ def capture(config: PretrainConfig) -> tuple[GraphedStep, Tensor]:
         optimizer=optimizer,
         device=rows.device,
         dtype=torch.bfloat16,
-        micro_batch=batch // config.train.grad_accumulation,
+        micro_batch=micro_batch,
     )
     return capture_cuda_graph(partial(step, run), objective, optimizer, rows, run.dtype), rows
 
 
 def milliseconds(replay: GraphedStep, rows: Tensor, times: int) -> float:
-    """For one step, from several."""
+    """Mean duration of a step."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(times):
@@ -74,7 +77,7 @@ def milliseconds(replay: GraphedStep, rows: Tensor, times: int) -> float:
 
 
 def launches(replay: GraphedStep, rows: Tensor) -> list[tuple[float, float, str]]:
-    """Start, length and name of all in the second of three steps."""
+    """Start, duration and name of every launch of the second of three steps."""
     with torch.profiler.profile(acc_events=True) as profile:  # else it warns
         for _ in range(3):
             replay(rows, RATE)
@@ -91,13 +94,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("recipe")
     parser.add_argument("settings", nargs="*", help="key=value")
-    parser.add_argument("--launches", type=Path, help="write all of a step into this file")
+    parser.add_argument("--launches", type=Path, help="write every launch of a step to this file")
     args = parser.parse_intermixed_args()
     if not torch.cuda.is_available():
-        sys.exit("A CUDA graph needs a CUDA device: run this on a machine with one.")
+        sys.exit("This needs a CUDA device.")
     config = override(recipe(args.recipe), args.settings)
     if config.train.compile or config.data.document_mask or config.train.precision == "fp32":
-        sys.exit("Here a step is in bf16, not compiled, and a row one text: leave these settings.")
+        sys.exit("This measures steps in bf16 without train.compile and data.document_mask.")
     replay, rows = capture(config)
     milliseconds(replay, rows, 20)  # warm
     times = [milliseconds(replay, rows, 30) for _ in range(5)]

@@ -1,8 +1,8 @@
 """A step of `PaperAdam` in three kernels for all parameters together, most of which are small.
 
-torch passes the addresses of tensors as kernel arguments, of which a launch has few: that makes many
-launches, each too small for the device. Here the addresses are in a table on the device, and one
-launch has a program for each chunk of each tensor.
+torch passes the addresses of tensors as kernel arguments, of which a launch has few: that makes
+many launches, each too small for the device. Here the addresses are in a table on the device, and
+one launch has a program for each chunk of each tensor.
 """
 
 from collections.abc import Sequence

@@ -29,7 +29,11 @@ from electra.run_dir import GracefulStop, check_out_dir, lock_run_dir
 from electra.text.shards import Shards
 from electra.text.tokenizer import Vocabulary, fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
-from electra.train.accelerate import use_cheap_cpu_dropout_, use_fused_kernels_
+from electra.train.accelerate import (
+    describe_kernels,
+    use_cheap_cpu_dropout_,
+    use_fused_kernels_,
+)
 from electra.train.budget import parse_budget
 from electra.train.checkpoint import TrainState
 from electra.train.data import DataConfig, held_out_rows, open_data, rows_at, stream
@@ -221,10 +225,11 @@ def run_loop(
             rows_at(shards, position, config.data.batch_size, config.train.seed)
         )
         dry_run(run, first.to(run.device))
+        kernels = describe_kernels(run.objective, run.micro_batch, config.data.seq_length)
         if not read_metrics(out):
             sizes = parameter_counts(run.objective)
-            run.metrics_log.write("event", 0, message="started", parameters=sizes)
-        run.view.say(_headline(run, shards))
+            run.metrics_log.write("event", 0, message="started", parameters=sizes, kernels=kernels)
+        run.view.say(f"{_headline(run, shards)} Kernels: {kernels}.")
         batches = stream(shards, config.data.batch_size, config.train.seed, position, run.device)
         train(run, batches, stop)
     last = checkpoint.checkpoints(out)
@@ -261,13 +266,10 @@ def build_run(
         kernels=loop.fused_kernels != "off",
     )
     state = load_latest(out, objective, optimizer, shards)
-    if (
-        loop.fused_kernels != "off"
-        and not loop.compile
-        and dtype == torch.bfloat16
-        and knows_bf16(device)
-    ):
-        use_fused_kernels_(objective, recompute=loop.activation_checkpointing)
+    fused, recompute = loop.fused_kernels, loop.activation_checkpointing
+    bf16 = dtype == torch.bfloat16 and knows_bf16(device)
+    if fused != "off" and not loop.compile and bf16:
+        use_fused_kernels_(objective, recompute=recompute, setting=fused)
     elif device.type == "cpu" and not loop.compile:
         use_cheap_cpu_dropout_(objective)
     metrics_log = MetricsLog(out)
