@@ -1,5 +1,5 @@
-"""Words without logits in memory: how they are dealt out, what is made of what threads saw, and on
-a Hopper GPU the same as plain torch."""
+"""The MLM loss without logits in memory: its schedule, what is made of the statistics of threads,
+and on a Hopper GPU the same as plain torch."""
 
 import pytest
 import torch
@@ -169,7 +169,7 @@ def test_samples_follow_the_distribution_of_what_threads_saw(device, drawn_by):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's NumPy
-def test_logits_that_are_no_numbers_choose_a_word(device):
+def test_nan_logits_give_a_valid_token(device):
     """As in `test_vocabulary`; threads that saw no number leave what they began with."""
     stats = torch.tensor([-1e30, torch.nan, 0.0, 2.0], device=device).repeat(4, 2, 4, 1)
     hidden = torch.full((4, 16), torch.nan, device=device)
@@ -251,8 +251,8 @@ def test_the_same_as_torch(slots, words, given):
 
 
 @pytest.mark.gpu
-def test_slopes_end_where_they_should(given):
-    """Nothing is written beyond the last slot, and padding has no slope."""
+def test_dlogits_end_where_they_should(given):
+    """Nothing is written beyond the last slot, and padding has no gradient."""
     hidden, table, bias, absent, labels, is_masked, other = given(200, 1001)
     _, kept = cross_entropy_forward(hidden, table, bias, absent, labels, is_masked, other)
     dlogits, _, _ = cross_entropy_dlogits(hidden, table, *kept)

@@ -1,4 +1,4 @@
-"""The exercise in one kernel: the same as in plain torch, to the bit, with the same numbers."""
+"""Masking in one kernel: as in plain torch, bit for bit, with the same random numbers."""
 
 import pytest
 import torch

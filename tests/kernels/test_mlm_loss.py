@@ -158,7 +158,7 @@ def test_a_tiny_temperature_samples_the_best_guess(device, normal):
     _, samples, best, _ = mlm_loss_(logits, zeros, nobody, zeros, 1e-4, False)
     assert torch.equal(samples, wanted)
     assert torch.equal(best, wanted)
-    assert (logits == 0).all()  # no slope where nothing is drawn
+    assert (logits == 0).all()  # no gradient where nothing is masked
 
 
 def test_slots_and_passes_have_their_own_samples(device):
@@ -176,7 +176,7 @@ def test_slots_and_passes_have_their_own_samples(device):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
 def test_the_true_token_can_be_excluded_when_it_is_nearly_certain(temperature, device):
-    """Even where the odds of all others, beside its own, are too small for a number."""
+    """Even where the probabilities of all others are too small for a float."""
     logits = torch.zeros(10, 70, device=device)
     logits[:, 40] = 30.0
     labels = torch.full((10,), 40, device=device)
@@ -187,9 +187,9 @@ def test_the_true_token_can_be_excluded_when_it_is_nearly_certain(temperature, d
 
 
 @triton.jit
-def choose_kernel(odds, numbers, out, COUNT: tl.constexpr):
+def sample_kernel(given, numbers, out, COUNT: tl.constexpr):
     row = tl.program_id(0)
-    weights = tl.load(odds + row * COUNT + tl.arange(0, COUNT))
+    weights = tl.load(given + row * COUNT + tl.arange(0, COUNT))
     tl.store(out + row, sample_categorical(weights, tl.load(numbers + row)))
 
 
@@ -203,8 +203,8 @@ def add_up_as_a_warp(x):
 
 
 @pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-23])
-def test_only_what_has_odds_is_chosen(number, device, monkeypatch):
-    """A step of the ladder may lie below the one before it, by a rounding."""
+def test_only_what_has_weight_is_sampled(number, device, monkeypatch):
+    """A step of the cdf may lie below the one before it, by a rounding."""
     if device.type == "cpu":
         from triton.runtime import interpreter
 
@@ -214,18 +214,18 @@ def test_only_what_has_odds_is_chosen(number, device, monkeypatch):
         monkeypatch.setattr(interpreter.ScanOps, "cumsum", crooked)
     torch.manual_seed(0)
     rows = 20_000 if device.type == "cuda" else 100
-    odds = (3 * torch.randn(rows, 32)).exp()
-    odds[:, 28:], odds[:, 5] = 0, 0
-    ladders = np.stack([add_up_as_a_warp(row) for row in odds.numpy()])
-    assert (np.diff(ladders) < 0).any()
+    given = (3 * torch.randn(rows, 32)).exp()
+    given[:, 28:], given[:, 5] = 0, 0
+    cdfs = np.stack([add_up_as_a_warp(row) for row in given.numpy()])
+    assert (np.diff(cdfs) < 0).any()
     out = torch.empty(rows, dtype=torch.int32, device=device)
     numbers = torch.full((rows,), number, device=device)
-    choose_kernel[(rows,)](odds.to(device), numbers, out, 32)
-    assert (odds.gather(1, out.long().cpu()[:, None]) > 0).all()
+    sample_kernel[(rows,)](given.to(device), numbers, out, 32)
+    assert (given.gather(1, out.long().cpu()[:, None]) > 0).all()
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's NumPy
-def test_logits_that_are_no_numbers_choose_a_word(device):
+def test_nan_logits_give_a_valid_token(device):
     """The loss tells what went wrong, not a crash on an id that the table does not have."""
     logits = torch.full((4, 70), float("nan"), device=device)
     labels = torch.zeros(4, dtype=torch.long, device=device)

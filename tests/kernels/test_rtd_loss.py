@@ -141,13 +141,13 @@ def test_no_slot_is_drawn(given, near):
     assert RtdLoss.apply(*made)[1][:4].tolist() == [0, 123.25, 0, 0]
 
 
-def test_slopes_are_written_to_their_end_and_not_beyond(given, device):
+def test_gradients_are_written_to_their_end_and_not_beyond(given, device):
     made = given(3, 24, 4)
-    slope = torch.full((2 * BLOCK,), 7.0, device=device)
+    dlogits = torch.full((2 * BLOCK,), 7.0, device=device)
     sums = torch.empty(len(METRIC_SUMS), 2, device=device)
-    rtd_loss_kernel[(2,)](*made, slope, sums, 3 * 24, 3 * 4, BLOCK, num_warps=1)
-    assert (slope[: 3 * 24].abs() <= 1).all()
-    assert (slope[3 * 24 :] == 7).all()
+    rtd_loss_kernel[(2,)](*made, dlogits, sums, 3 * 24, 3 * 4, BLOCK, num_warps=1)
+    assert (dlogits[: 3 * 24].abs() <= 1).all()
+    assert (dlogits[3 * 24 :] == 7).all()
     assert not sums[:, 1].any()
 
 

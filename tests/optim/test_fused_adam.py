@@ -126,9 +126,9 @@ def test_gradients_that_begin_anywhere_or_lie_across(device):
 def test_what_lies_behind_a_tensor_stays_as_it_is(device):
     """Parameters and means are parts of one buffer, as far apart as 16 bytes demand."""
     sizes = [1, 2, 3, 5, CHUNK - 1, CHUNK, CHUNK + 2]
-    room = [(n + 1 + 3) // 4 * 4 for n in sizes]
-    buffers = [torch.full((sum(room),), 7.0, device=device) for _ in range(3)]
-    parts = [[x[:n] for x, n in zip(b.split(room), sizes, strict=True)] for b in buffers]
+    sizes_with_gap = [(n + 1 + 3) // 4 * 4 for n in sizes]
+    buffers = [torch.full((sum(sizes_with_gap),), 7.0, device=device) for _ in range(3)]
+    parts = [[x[:n] for x, n in zip(b.split(sizes_with_gap), sizes, strict=True)] for b in buffers]
     params = [torch.nn.Parameter(p) for p in parts[0]]
     optimizer = PaperAdam([{"params": params}])
     for p, mean, square in zip(params, *parts[1:], strict=True):
@@ -137,7 +137,7 @@ def test_what_lies_behind_a_tensor_stays_as_it_is(device):
     optimizer.step(torch.ones((), device=device))
     for buffer, own in zip(buffers, parts, strict=True):
         assert not any((x == 7.0).any() for x in own)
-        assert (buffer == 7.0).sum() == sum(room) - sum(sizes)
+        assert (buffer == 7.0).sum() == sum(sizes_with_gap) - sum(sizes)
 
 
 def test_what_is_no_number_is_seen_as_in_the_other_step(device):
