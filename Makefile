@@ -3,13 +3,17 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test test-gpu check format clean
 
 demo: .venv/demo-installed  ## the whole way in a few minutes
 	$(BIN)/electra demo
 
 test: check  ## all tests; those that need a GPU or minutes are skipped visibly
 	$(BIN)/pytest -n auto --dist loadfile
+
+test-gpu: .venv/dev-installed  ## the complete suite of GPU tests, on a machine with a CUDA device
+	$(BIN)/pytest -n 6 tests/kernels
+	$(BIN)/pytest -n 6 -m gpu --ignore tests/kernels
 
 check: .venv/dev-installed  ## format, lint and types
 	$(BIN)/ruff format --check

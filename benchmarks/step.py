@@ -1,10 +1,10 @@
-"""Time a pre-training step as a CUDA graph, and list its kernels.
+"""Time a pre-training step as a CUDA graph, and list the kernels that take the time.
 
     python benchmarks/step.py paper.small data.batch_size=1024 --launches launches.txt
 
-Random tokens, no data loading, no reports: the step alone. `--launches` writes every kernel launch
-of a step in order, with its start and duration in microseconds, so that gaps between kernels and
-long runs of small ones become visible.
+The step alone, on random tokens, without data loading or reporting. The file lists every launch of
+a step in order, with its start and duration in microseconds: gaps between launches and rows of
+small ones do not show in a table of sums.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from electra.config import override
 from electra.objectives.kinds import build
 from electra.objectives.objective import VocabInfo
 from electra.recipes import recipe
+from electra.train.accelerate import describe_kernels
 from electra.train.cuda_graph import GraphedStep, capture_cuda_graph
 from electra.train.pretrain import build_step
 from electra.train.settings import PretrainConfig
@@ -36,13 +37,14 @@ def capture(config: PretrainConfig) -> tuple[GraphedStep, Tensor]:
     objective = build(config.objective, model, config.generator, VocabInfo(4, range(5)))
     step = build_step(config, objective.cuda().train())
     batch, length = config.data.batch_size, config.data.seq_length
+    print(f"Kernels: {describe_kernels(step.objective, step.micro_batch, length)}")
     rows = torch.randint(5, VOCAB_SIZE, (batch, length + 2), dtype=torch.int32, device="cuda")
     rows[:, -2:] = torch.tensor([length // 2, length])
     return capture_cuda_graph(step, rows), rows
 
 
 def milliseconds(replay: GraphedStep, rows: Tensor, times: int) -> float:
-    """Time per step, averaged over `times` replays."""
+    """Mean duration of a step."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(times):
@@ -53,7 +55,7 @@ def milliseconds(replay: GraphedStep, rows: Tensor, times: int) -> float:
 
 
 def launches(replay: GraphedStep, rows: Tensor) -> list[tuple[float, float, str]]:
-    """Start, duration and name of each kernel in the second of three steps."""
+    """Start, duration and name of every launch of the second of three steps."""
     with torch.profiler.profile(acc_events=True) as profile:  # else it warns
         for _ in range(3):
             replay(rows, RATE)
@@ -70,10 +72,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("recipe")
     parser.add_argument("settings", nargs="*", help="key=value")
-    parser.add_argument("--launches", type=Path, help="write all of a step into this file")
+    parser.add_argument("--launches", type=Path, help="write every launch of a step to this file")
     args = parser.parse_intermixed_args()
     if not torch.cuda.is_available():
-        sys.exit("A CUDA graph needs a CUDA device: run this on a machine with one.")
+        sys.exit("This needs a CUDA device.")
     config = override(recipe(args.recipe), args.settings)
     if config.data.document_mask:
         sys.exit("Rows of random tokens hold one document each: leave out data.document_mask.")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from electra.optim.schedule import ClipBy
 
 if TYPE_CHECKING:
-    from electra.optim.kernel import Chunks
+    from electra.optim.fused_adam import Chunks
 
 NO_BIAS_CORRECTION = 1e9
 """A step count at which Adam's bias correction is exactly 1."""
@@ -87,7 +87,7 @@ class PaperAdam(torch.optim.Optimizer):
         """Whether the Triton kernels can do the step: one clip, one epsilon, one learning rate."""
         if not self.kernels or importlib.util.find_spec("triton") is None:
             return False
-        from electra.optim.kernel import aligned
+        from electra.optim.fused_adam import aligned
 
         groups = self.param_groups
         if self.clip_by != "joint" and len({group["network"] for group in groups}) > 1:
@@ -106,7 +106,7 @@ class PaperAdam(torch.optim.Optimizer):
 
         A capture cannot copy the addresses of the gradients from the host: `finish_capture` does.
         """
-        from electra.optim.kernel import Chunks, aligned
+        from electra.optim.fused_adam import Chunks, aligned
 
         every = [(p, group["weight_decay"]) for group in self.param_groups for p in group["params"]]
         params, decays = zip(*((p, d) for p, d in every if p.grad is not None), strict=True)

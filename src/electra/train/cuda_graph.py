@@ -23,11 +23,11 @@ def capture_cuda_graph(step: Step, rows: Tensor) -> GraphedStep:
     a checkpoint has to save no more than `torch.cuda.get_rng_state`.
     """
     objective, optimizer = step.objective, step.optimizer
-    twins = []
+    shadows = []
     if step.dtype == torch.bfloat16 and optimizer.supports_kernels():
-        from electra.kernels.encode import keep_copies
+        from electra.kernels.modules import attach_shadow_weights
 
-        twins = keep_copies(objective, step.dtype)
+        shadows = attach_shadow_weights(objective, step.dtype)
     static_rows = rows.clone()
     rate = torch.zeros((), device=rows.device)
     static_mask_rate = torch.full(
@@ -64,8 +64,8 @@ def capture_cuda_graph(step: Step, rows: Tensor) -> GraphedStep:
         rate.fill_(now)
         if moving:
             static_mask_rate.fill_(objective.mask_rate)
-        for copies in twins:
-            copies.fresh()  # in case something other than the step changed parameters
+        for shadow in shadows:
+            shadow.refresh()  # in case something other than the step changed parameters
         graph, sums, _ = graphs[objective.in_second_stage]
         graph.replay()
         return sums

@@ -32,7 +32,11 @@ from electra.run_dir import GracefulStop, check_out_dir, lock_run_dir
 from electra.text.shards import Shards
 from electra.text.tokenizer import Vocabulary, fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
-from electra.train.accelerate import use_cheap_cpu_dropout_, use_fused_kernels_
+from electra.train.accelerate import (
+    describe_kernels,
+    use_cheap_cpu_dropout_,
+    use_fused_kernels_,
+)
 from electra.train.budget import parse_budget
 from electra.train.checkpoint import TrainState
 from electra.train.data import held_out_rows, open_data, rows_at, stream
@@ -213,10 +217,12 @@ def run_loop(
         )
         dry_run(run, first.to(run.step.device))
         save_config(config, out)
+        micro_batch, length = run.step.micro_batch, config.data.seq_length
+        kernels = describe_kernels(run.objective, micro_batch, length)
         if not read_metrics(out):
             sizes = parameter_counts(run.objective)
-            run.metrics_log.write("event", 0, message="started", parameters=sizes)
-        run.view.print(_headline(run, shards))
+            run.metrics_log.write("event", 0, message="started", parameters=sizes, kernels=kernels)
+        run.view.print(f"{_headline(run, shards)} Kernels: {kernels}.")
         batches = stream(
             shards, config.data.batch_size, config.train.seed, position, run.step.device
         )
@@ -276,12 +282,13 @@ def build_step(config: PretrainConfig, objective: Objective) -> Step:
     optim, loop = config.optim, config.train
     device = objective.maskable.device
     dtype = choose_precision(loop.precision, device)
-    fused = loop.fused_kernels != "off"
+    fused = loop.fused_kernels
     optimizer = build_optimizer(
-        objective, optim, generator_modules=objective.generator_modules, kernels=fused
+        objective, optim, generator_modules=objective.generator_modules, kernels=fused != "off"
     )
-    if fused and not loop.compile and dtype == torch.bfloat16 and knows_bf16(device):
-        use_fused_kernels_(objective, recompute=loop.activation_checkpointing)
+    bf16 = dtype == torch.bfloat16 and knows_bf16(device)
+    if fused != "off" and not loop.compile and bf16:
+        use_fused_kernels_(objective, recompute=loop.activation_checkpointing, setting=fused)
     elif device.type == "cpu" and not loop.compile:
         use_cheap_cpu_dropout_(objective)
     return Step(

@@ -1,0 +1,285 @@
+"""Masking in one kernel: as in plain torch, bit for bit, with the same random numbers."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from electra.kernels.any_gpu.masking import MAX_LENGTH, mask_rows
+from electra.objectives import corrupt
+from electra.objectives.batch import unpack
+from electra.objectives.corrupt import mask_tokens, max_masked
+from electra.objectives.kinds import KINDS
+from electra.objectives.objective import Objective
+from electra.objectives.random import Purpose, row_keys, uniform
+from electra.train.accelerate import use_fused_kernels_
+
+WORDS = 60
+MASK = 4
+NAMES = (
+    *("ids", "segments", "real", "seen", "row_keys", "inputs", "positions", "drawn", "originals"),
+    "totals",
+)
+
+
+@pytest.fixture
+def stored(device):
+    """`stored(3, 24)`: a row without text, one of special tokens, one full, others as they come."""
+
+    def written(rows: int, length: int) -> torch.Tensor:
+        draw = torch.Generator().manual_seed(rows * length)
+        made = torch.randint(0, WORDS, (rows, length + 2), generator=draw, dtype=torch.int32)
+        ends = torch.randint(1, length + 1, (rows, 2), generator=draw, dtype=torch.int32)
+        made[:, -2:] = ends.sort(1).values
+        made[0, -2:] = torch.tensor([length // 2, length])
+        if rows > 2:
+            made[1, -2:] = 0
+            made[2, :-2] %= 4  # [PAD], [CLS], [SEP] and one word, which is there less than drawn
+            made[2, :-2][made[2, :-2] == 1] = 2
+            made[2, length // 2] = 1
+        return made.to(device)
+
+    return written
+
+
+@pytest.fixture
+def table(device):
+    """False for the special tokens."""
+    maskable = torch.ones(WORDS, dtype=torch.bool, device=device)
+    maskable[[0, 2, 3, MASK]] = False
+    return maskable
+
+
+def plain(rows, table, seed=0, *, rate, top_rate, shown, rounding):
+    """What an objective does."""
+    batch = unpack(rows, row_keys=keys_of(rows, seed))
+    how = {"rate": rate, "top_rate": top_rate, "mask_token_prob": shown, "rounding": rounding}
+    masked = mask_tokens(batch.ids, batch.attention_mask, table, MASK, batch.row_keys, **how)
+    totals = torch.stack([masked.is_masked.sum(), batch.attention_mask.sum()]).clamp_min(1)
+    return *batch, *masked, totals
+
+
+def fused(rows, table, seed=0, *, rate, top_rate, shown, rounding):
+    """The same with the kernel."""
+    length = rows.shape[1] - 2
+    slots = max_masked(length, max(rate, top_rate), rounding)
+    keys = keys_of(rows, seed)
+    order_noise = corrupt.uniform(keys, Purpose.MASK_POSITION, length)
+    mask_noise = corrupt.uniform(keys, Purpose.MASK_TOKEN, slots)
+    found = mask_rows(
+        *(rows, table, order_noise, mask_noise),
+        mask_id=MASK, rate=rate, mask_token_prob=shown, most=max_masked(length, rate, rounding),
+        ceil=rounding == "ceil",
+    )  # fmt: skip
+    ids, segments, attention_mask, *masked, counts = found
+    return ids, segments, attention_mask, attention_mask, keys, *masked, counts.sum(1).clamp_min(1)
+
+
+def same(found, wanted) -> None:
+    for name, a, b in zip(NAMES, found, wanted, strict=True):
+        assert a.dtype == b.dtype, name
+        assert a.is_contiguous(), name
+        assert torch.equal(a, b), name
+
+
+def compare(rows, table, seed=0, **how) -> None:
+    how = {"rate": 0.15, "top_rate": 0.0, "shown": 0.85, "rounding": "round"} | how
+    seed = without_ties(rows, seed)
+    same(fused(rows, table, seed, **how), plain(rows, table, seed, **how))
+
+
+def keys_of(rows, seed: int) -> torch.Tensor:
+    return row_keys(torch.tensor([seed, 0, 0], device=rows.device), len(rows))
+
+
+def without_ties(rows, seed: int) -> int:
+    """The next seed whose lottery has no number twice: topk may take any of the two."""
+    while True:
+        numbers = uniform(keys_of(rows, seed), Purpose.MASK_POSITION, rows.shape[1] - 2)
+        numbers = (numbers + 1).sort(1).values
+        if (numbers.diff(dim=1) > 0).all():
+            return seed
+        seed += 1
+
+
+@pytest.mark.parametrize("rounding", ["round", "ceil"])
+@pytest.mark.parametrize("rate", [0.05, 0.15, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("rows", "length"), [(1, 1), (1, 30), (3, 24), (5, 128), (2, 200), (2, 512)]
+)
+def test_shapes_and_rates(rows, length, rate, rounding, stored, table):
+    compare(stored(rows, length), table, rate=rate, rounding=rounding)
+
+
+@pytest.mark.parametrize("rounding", ["round", "ceil"])
+@pytest.mark.parametrize("rate", [0.05, 0.15, 0.25, 0.35])
+def test_every_number_of_tokens(rate, rounding, table, device):
+    """Each share comes near a half somewhere, and a product of another precision on its wrong
+    side."""
+    length = 140
+    rows = torch.full((length + 1, length + 2), 7, dtype=torch.int32, device=device)
+    rows[:, -1] = torch.arange(length + 1)
+    exact = [n * float(torch.tensor(rate)) for n in range(length + 1)]
+    halves = [n for n, x in enumerate(exact) if round(x) != round(float(torch.tensor(x)))]
+    assert halves or rate == 0.25
+    compare(rows, table, rate=rate, rounding=rounding)
+
+
+@pytest.mark.parametrize("shown", [0.0, 0.7, 0.85, 1.0])
+def test_what_is_shown(shown, stored, table):
+    compare(stored(5, 128), table, rate=0.5, shown=shown)
+
+
+def test_a_share_as_torch_compares_it(table, device, monkeypatch):
+    """0.7 in fp32 is below 0.7: luck of just that shows the token, though it is less in fp64."""
+    rows = torch.full((1, 22), 7, dtype=torch.int32, device=device)
+    order_noise = torch.rand((1, 20), device=device)
+    mask_noise = torch.tensor([[0.7]], device=device).expand(1, 10).contiguous()
+    assert mask_noise.double().max() < 0.7
+    draws = {20: order_noise, 10: mask_noise}
+    monkeypatch.setattr(corrupt, "uniform", lambda keys, purpose, columns: draws[columns])
+    how = {"rate": 0.5, "top_rate": 0.0, "shown": 0.7, "rounding": "round"}
+    rows[:, -1] = 20
+    found = fused(rows, table, **how)
+    same(found, plain(rows, table, **how))
+    assert (found[5] != MASK).all()
+
+
+def test_slots_for_a_higher_rate(stored, table):
+    compare(stored(5, 128), table, rate=0.1, top_rate=0.4)
+
+
+def test_numbers_that_are_equal_go_from_left_to_right(table, device):
+    """Added to 1, a candidate's number loses its last bit, so that more of them are equal."""
+    rows = torch.tensor([[7, 2, 8, 9, 10, 11, 12, 13, 7, 8, 0, 8]], dtype=torch.int32).to(device)
+    order_noise = torch.full((1, 10), 0.25)
+    order_noise[0, 1], order_noise[0, 4], order_noise[0, 3] = 0.9, 0.5, 0.25 + 2**-25
+    positions = mask_rows(
+        *(rows, table, order_noise.to(device), torch.zeros(1, 10, device=device)),
+        mask_id=MASK, rate=1.0, mask_token_prob=1.0, most=10, ceil=False,
+    )[4]  # fmt: skip
+    assert positions.tolist() == [[4, 0, 2, 3, 5, 6, 7, 1, 8, 9]]
+
+
+def test_rows_that_are_cut_from_wider_ones(stored, table):
+    rows = stored(3, 28)
+    rows[:, -6:-4] = rows[:, -2:].clamp_max(24)
+    compare(rows[:, :-4], table)
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # the same each time
+)
+@given(data=st.data())
+def test_any_rows(data, table, device):
+    length = data.draw(st.integers(1, 40))
+    row = st.lists(st.integers(0, 9), min_size=length, max_size=length)
+    end = st.integers(0, length)
+    made = data.draw(st.lists(st.tuples(row, end, end), min_size=1, max_size=3))
+    rows = torch.tensor([[*ids, *sorted(ends)] for ids, *ends in made], dtype=torch.int32)
+    compare(
+        rows.to(device),
+        table,
+        seed=data.draw(st.integers(0, 2**32)),
+        rate=data.draw(st.floats(0.01, 1.0)),
+        top_rate=data.draw(st.sampled_from([0.0, 0.5])),
+        shown=data.draw(st.floats(0, 1)),
+        rounding=data.draw(st.sampled_from(["round", "ceil"])),
+    )
+
+
+# ------------------------------------------------------------------ in an objective
+
+
+def ask(objective, rows):
+    objective.set_step(5)
+    batch, masked, totals = objective.mask_batch(rows)
+    return *batch, *masked, totals
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The calls of the kernel."""
+    from electra.kernels.any_gpu import masking
+
+    calls = []
+
+    def write(*tensors, **settings):
+        calls.append(settings)
+        return mask_rows(*tensors, **settings)
+
+    monkeypatch.setattr(masking, "mask_rows", write)
+    return calls
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("count", ["round", "ceil"])
+def test_of_an_objective(count, mode, make, stored, launched):
+    """Held-out text has the rate of the beginning, and slots for the highest one; 15 % of 24 are 4
+    by rounding, of which a row of that length draws 3."""
+    rows = stored(3, 24)
+    objective = make(
+        "rtd", mask_rate=0.15, mask_rate_end=0.45, mask_token_prob=0.6, mask_count_rounding=count
+    )
+    objective.train(mode == "train").update_progress(0.5)
+    wanted = ask(objective, rows)
+    use_fused_kernels_(objective)
+    same(ask(objective, rows), wanted)
+    assert [call["rate"] for call in launched] == [objective.mask_rate if mode == "train" else 0.15]
+    assert objective.mask_rate == pytest.approx(0.3)
+
+
+def test_a_batch_without_text(make, stored):
+    rows, objective = stored(3, 24), make("rtd")
+    rows[:, -2:] = 0
+    wanted = ask(objective, rows)
+    assert wanted[-1].tolist() == [1, 1]
+    use_fused_kernels_(objective)
+    same(ask(objective, rows), wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind(kind, make, stored, launched):
+    """The plain code where an objective masks or counts in its own way."""
+    rows, objective = stored(3, 24), make(kind)
+    wanted = ask(objective, rows)
+    use_fused_kernels_(objective)
+    same(ask(objective, rows), wanted)
+    assert bool(launched) == (kind not in ("mlm", "rtd-masked", "electric"))
+
+
+def test_left_out_where_it_is_another_exercise(make, stored, launched):
+    rows, repeated, doc_ids = stored(3, 24), make("rtd", mask_sampling="repeated"), make("rtd")
+    doc_ids.document_start_id = 2
+    for objective in (repeated, doc_ids):
+        wanted = ask(objective, rows)
+        use_fused_kernels_(objective)
+        same(ask(objective, rows), wanted)
+    assert not launched
+
+
+def test_a_rate_that_a_graph_reads(make, stored, launched):
+    rows, objective = stored(3, 24), make("rtd", mask_rate=0.1, mask_rate_end=0.5).train()
+    objective.mask_rate = torch.full((), 0.3, dtype=torch.float64, device=rows.device)
+    wanted = ask(objective, rows)
+    use_fused_kernels_(objective)
+    same(ask(objective, rows), wanted)
+    assert not launched
+    ask(objective.eval(), rows)
+    assert launched  # held-out text has a number
+
+
+def test_rows_that_are_too_long_or_elsewhere(make, stored, launched, monkeypatch):
+    objective = make("rtd")
+    use_fused_kernels_(objective)
+    asked = []
+    monkeypatch.setattr(Objective, "mask_batch", lambda self, rows: asked.append(rows))
+    many = stored(1, MAX_LENGTH + 1)
+    for rows in (many, stored(3, 24).to("meta")):
+        objective.mask_batch(rows)
+        assert asked[-1] is rows
+    assert not launched
