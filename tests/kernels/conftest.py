@@ -48,7 +48,7 @@ def hopper(device):
 @pytest.fixture(params=[torch.float32, torch.float16, torch.bfloat16])
 def dtype(request, device):
     """Each precision in which kernels that multiply run here."""
-    from electra.kernels.join import joins
+    from electra.kernels.hopper.gemm_layernorm import joins
 
     if not joins(torch.empty(64, 256, dtype=request.param, device=device)):
         pytest.skip("not in this precision on this GPU")
@@ -85,9 +85,9 @@ def follows():
 @pytest.fixture
 def through():
     """`through(x, documents, shape, *params)`: all layers of a body."""
-    from electra.kernels.body import Body
-    from electra.kernels.layer import CAST, NAMES
-    from electra.kernels.twins import Twins
+    from electra.kernels.encoder_stack import Body
+    from electra.kernels.layer_params import CAST, NAMES
+    from electra.kernels.shadow_weights import Twins
 
     def run(x, documents, shape, *params):
         layers = [params[i : i + CAST] for i in range(0, len(params), len(NAMES))]

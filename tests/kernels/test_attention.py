@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.kernels import attention
-from electra.kernels.attention import (
+from electra.kernels.any_gpu.attention import (
     BACKWARD,
     FORWARD,
     HEAVY,
@@ -20,7 +20,7 @@ from electra.kernels.attention import (
     attention_fits,
     sum_parts,
 )
-from electra.kernels.attention_dropout import keep_table
+from electra.kernels.any_gpu.attention_dropout import keep_table
 
 # Beyond its document a score may be anything, and is thrown away
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp2")

@@ -8,11 +8,11 @@ from torch import nn
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.kernels import body
-from electra.kernels.attention_dropout import keep_table
-from electra.kernels.body import Shape
-from electra.kernels.dropout import keep_mask
-from electra.kernels.layer import NAMES
-from electra.kernels.narrow import narrow as fits_narrow
+from electra.kernels.any_gpu.attention_dropout import keep_table
+from electra.kernels.encoder_stack import Shape
+from electra.kernels.any_gpu.dropout import keep_mask
+from electra.kernels.layer_params import NAMES
+from electra.kernels.hopper.fused_layer import narrow as fits_narrow
 from electra.models.encoder import EncoderConfig, Layer
 
 EPS = 1e-12

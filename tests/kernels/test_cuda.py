@@ -15,16 +15,16 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.kernels import attention, cuda, ffn, join, norm, rows, words
-from electra.kernels.body import Shape
-from electra.kernels.dropout import draw_seeds
-from electra.kernels.ffn import (
+from electra.kernels.encoder_stack import Shape
+from electra.kernels.any_gpu.dropout import draw_seeds
+from electra.kernels.hopper.gemm_gelu import (
     contract_backward,
     expand_gelu,
     ffn_parts,
     product_back,
     product_bias,
 )
-from electra.kernels.gelu import empty_slope
+from electra.kernels.any_gpu.gelu import empty_slope
 
 KERNELS = {
     "products": ["multiply_back", "multiply_bend", "multiply_gelu", "multiply_plain"],

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels.detect import BLOCK, LOSS, Detect, detect_kernel
+from electra.kernels.any_gpu.rtd_loss import BLOCK, LOSS, Detect, detect_kernel
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
 from electra.objectives.objective import MlmOutput

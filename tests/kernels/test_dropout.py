@@ -8,8 +8,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton
 import triton.language as tl
 
-from electra.kernels.attention_dropout import dropped, keep_table, pair_bits, slopes
-from electra.kernels.dropout import (
+from electra.kernels.any_gpu.attention_dropout import dropped, keep_table, pair_bits, slopes
+from electra.kernels.any_gpu.dropout import (
     INFINITY,
     bit_keys,
     column_keys,

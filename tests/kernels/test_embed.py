@@ -7,8 +7,8 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.kernels import embed
-from electra.kernels.dropout import keep_mask
-from electra.kernels.embed import Embed
+from electra.kernels.any_gpu.dropout import keep_mask
+from electra.kernels.any_gpu.embedding import Embed
 
 EPS = 1e-12
 WORDS, PLACES = 40, 160

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels.exercise import LONGEST, write_exercise
+from electra.kernels.any_gpu.mask_batch import LONGEST, write_exercise
 from electra.objectives.batch import unpack
 from electra.objectives.corrupt import mask_tokens, max_masked
 from electra.objectives.kinds import KINDS

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from electra.errors import UserError
 from electra.kernels import encode as kernels
 from electra.kernels import head, score, vocabulary
-from electra.kernels.encode import encode
+from electra.kernels.modules import encode
 from electra.models.encoder import Encoder
 from electra.objectives.kinds import KINDS
 from electra.optim.adam import PaperAdam

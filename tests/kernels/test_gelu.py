@@ -7,14 +7,14 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.kernels import ffn, gelu
-from electra.kernels.ffn import (
+from electra.kernels.hopper.gemm_gelu import (
     contract_backward,
     expand_gelu,
     ffn_fits,
     ffn_parts,
     product_bias,
 )
-from electra.kernels.gelu import bend_, bend_parts, bias_gelu, empty_slope
+from electra.kernels.any_gpu.gelu import bend_, bend_parts, bias_gelu, empty_slope
 
 
 @pytest.fixture(autouse=True)

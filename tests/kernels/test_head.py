@@ -7,7 +7,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.kernels import head
-from electra.kernels.head import Head
+from electra.kernels.any_gpu.mlm_head import Head
 
 NAMES = ("x", "dense", "bias", "weight", "shift")
 EPS = 1e-12

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels.dropout import keep_mask
-from electra.kernels.join import TALL, joins, product_norm
-from electra.kernels.norm import add_norm
+from electra.kernels.any_gpu.dropout import keep_mask
+from electra.kernels.hopper.gemm_layernorm import TALL, joins, product_norm
+from electra.kernels.any_gpu.layernorm import add_norm
 
 EPS = 1e-12
 

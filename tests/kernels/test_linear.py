@@ -7,7 +7,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.kernels import linear
-from electra.kernels.linear import Linear, sum_rows
+from electra.kernels.any_gpu.linear import Linear, sum_rows
 
 NAMES = ("x", "weight", "bias")
 

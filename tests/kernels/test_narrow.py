@@ -6,10 +6,10 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels.dropout import keep_mask
-from electra.kernels.gelu import empty_slope
-from electra.kernels.layer import NAMES
-from electra.kernels.narrow import (
+from electra.kernels.any_gpu.dropout import keep_mask
+from electra.kernels.any_gpu.gelu import empty_slope
+from electra.kernels.layer_params import NAMES
+from electra.kernels.hopper.fused_layer import (
     BACK,
     FORTH,
     Projection,

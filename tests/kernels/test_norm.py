@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels.dropout import keep_mask
-from electra.kernels.norm import BACK, add_norm, add_norm_backward, back_parts, tile
+from electra.kernels.any_gpu.dropout import keep_mask
+from electra.kernels.any_gpu.layernorm import BACK, add_norm, add_norm_backward, back_parts, tile
 
 EPS = 1e-12
 

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels.put import PLACES, SLOTS, put, put_kernel
+from electra.kernels.any_gpu.scatter_tokens import PLACES, SLOTS, put, put_kernel
 from electra.objectives import corrupt
 
 WORDS = 50

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels.score import Score
+from electra.kernels.any_gpu.rtd_head import Score
 
 NAMES = ("x", "dense", "bias", "weight", "shift")
 

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels.sums import TALL, WIDE, add_parts
+from electra.kernels.any_gpu.reduce import TALL, WIDE, add_parts
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from torch import nn
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.kernels import twins
-from electra.kernels.encode import keep_copies
-from electra.kernels.twins import Twins, copied, keep, kept
+from electra.kernels.modules import keep_copies
+from electra.kernels.shadow_weights import Twins, copied, keep, kept
 from electra.train.accelerate import use_fused_kernels_
 
 

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from electra.kernels import vocabulary
-from electra.kernels.dropout import twin_bits
-from electra.kernels.vocabulary import Guess, choose, read_logits_
+from electra.kernels.any_gpu.dropout import twin_bits
+from electra.kernels.any_gpu.mlm_loss import Guess, choose, read_logits_
 
 NOTHING = float("-inf")
 

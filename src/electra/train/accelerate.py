@@ -71,7 +71,7 @@ def _inherits(objective: Objective, kind: type[Objective], *names: str) -> bool:
 
 def _mask_batch(objective: Objective, rows: Tensor) -> tuple[Batch, Masked, Tensor]:
     """As `Objective.mask_batch`, with the same random numbers."""
-    from electra.kernels.exercise import LONGEST, write_exercise
+    from electra.kernels.any_gpu.mask_batch import LONGEST, write_exercise
 
     c, length = objective.config, rows.shape[1] - 2
     rate = objective.rate if objective.training else c.mask_rate
@@ -132,7 +132,7 @@ def _say(objective: AllTokensMlm, hidden: Tensor, batch: Batch, corrupted: Tenso
 
 def _corrupt(batch: Batch, masked: Masked, samples: Tensor) -> tuple[Tensor, Tensor]:
     """As `CorruptingObjective.corrupt`."""
-    from electra.kernels.put import put
+    from electra.kernels.any_gpu.scatter_tokens import put
 
     return put(batch.ids, masked.positions, samples, masked.is_masked)
 
@@ -146,7 +146,7 @@ def _detection_loss(
     guesses: MlmOutput,
 ) -> tuple[Tensor, Tensor]:
     """As `ReplacedTokenDetection.detection_loss`."""
-    from electra.kernels.detect import Detect
+    from electra.kernels.any_gpu.rtd_loss import Detect
 
     slots = (guesses.right, guesses.samples, masked.labels, masked.is_masked)
     return Detect.apply(

@@ -32,7 +32,7 @@ def capture_cuda_graph(
     """
     twins = []
     if dtype == torch.bfloat16 and optimizer.fits():
-        from electra.kernels.encode import keep_copies
+        from electra.kernels.modules import keep_copies
 
         twins = keep_copies(objective, dtype)
     place = rows.clone()

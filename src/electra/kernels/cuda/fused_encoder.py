@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from electra.kernels.attention import SIZE, WHOLE, settings
-from electra.kernels.cuda import GROUPS, SLAB, launch, tiles, usable
-from electra.kernels.dropout import by_halves, drop_count, rescale
-from electra.kernels.launch import programs
-from electra.kernels.layer import NAMES, Back, Forth, Kept
+from electra.kernels.any_gpu.attention import SIZE, WHOLE, settings
+from electra.kernels.cuda.runtime import GROUPS, SLAB, launch, tiles, usable
+from electra.kernels.any_gpu.dropout import by_halves, drop_count, rescale
+from electra.kernels.any_gpu.launch import programs
+from electra.kernels.layer_params import NAMES, Back, Forth, Kept
 
 WIDTH, INNER = 64, 256
 FORTH_SHARED, BACK_SHARED = 219264, 231936

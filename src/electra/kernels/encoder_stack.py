@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from electra.kernels.attention import attend, attend_backward, sum_parts
-from electra.kernels.dropout import draw_seeds
-from electra.kernels.ffn import (
+from electra.kernels.any_gpu.attention import attend, attend_backward, sum_parts
+from electra.kernels.any_gpu.dropout import draw_seeds
+from electra.kernels.hopper.gemm_gelu import (
     contract_backward,
     expand_gelu,
     ffn_fits,
@@ -24,25 +24,25 @@ from electra.kernels.ffn import (
     product_back,
     product_bias,
 )
-from electra.kernels.gelu import bend_, bend_parts, bias_gelu, empty_slope
-from electra.kernels.join import joins, product_norm, product_norm_backward
-from electra.kernels.layer import CAST, NAMES, Back, Forth, Kept
-from electra.kernels.narrow import (
+from electra.kernels.any_gpu.gelu import bend_, bend_parts, bias_gelu, empty_slope
+from electra.kernels.hopper.gemm_layernorm import joins, product_norm, product_norm_backward
+from electra.kernels.layer_params import CAST, NAMES, Back, Forth, Kept
+from electra.kernels.hopper.fused_layer import (
     Projection,
     narrow,
     narrow_backward,
     narrow_forward,
     narrow_parts,
 )
-from electra.kernels.norm import add_norm, add_norm_backward, back_parts
-from electra.kernels.rows import (
+from electra.kernels.any_gpu.layernorm import add_norm, add_norm_backward, back_parts
+from electra.kernels.cuda.fused_encoder import (
     VECTORS,
     by_rows,
     rows_backward,
     rows_forward,
     rows_parts,
 )
-from electra.kernels.sums import add_parts
+from electra.kernels.any_gpu.reduce import add_parts
 
 SMALL = 5e9
 """Multiplications of a product that is too small to fill a GPU."""

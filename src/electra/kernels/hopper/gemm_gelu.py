@@ -24,10 +24,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.cuda import GROUPS, launch, tiles, usable
-from electra.kernels.gelu import WHOLE_ROWS, gelu_stored, unpacked
-from electra.kernels.join import in_tiles, joins
-from electra.kernels.launch import programs
+from electra.kernels.cuda.runtime import GROUPS, launch, tiles, usable
+from electra.kernels.any_gpu.gelu import WHOLE_ROWS, gelu_stored, unpacked
+from electra.kernels.hopper.gemm_layernorm import in_tiles, joins
+from electra.kernels.any_gpu.launch import programs
 
 FORTH = {"TALL": 64, "WIDE": 128, "STAGES": 4, "num_warps": 4}
 BACK = {"TALL": 64, "WIDE": 128, "STAGES": 3, "num_warps": 8}

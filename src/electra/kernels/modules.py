@@ -4,15 +4,15 @@ import torch
 from torch import Tensor, nn
 
 from electra.errors import UserError
-from electra.kernels.attention import attention_fits
-from electra.kernels.body import Body, Shape
-from electra.kernels.embed import Embed
-from electra.kernels.head import Head
-from electra.kernels.layer import CAST, NAMES
-from electra.kernels.linear import Linear
-from electra.kernels.score import Score
-from electra.kernels.twins import Twins, copied, keep, kept
-from electra.kernels.vocabulary import Guess
+from electra.kernels.any_gpu.attention import attention_fits
+from electra.kernels.encoder_stack import Body, Shape
+from electra.kernels.any_gpu.embedding import Embed
+from electra.kernels.any_gpu.mlm_head import Head
+from electra.kernels.layer_params import CAST, NAMES
+from electra.kernels.any_gpu.linear import Linear
+from electra.kernels.any_gpu.rtd_head import Score
+from electra.kernels.shadow_weights import Twins, copied, keep, kept
+from electra.kernels.any_gpu.mlm_loss import Guess
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Embeddings, Encoder
 

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.body import product
-from electra.kernels.gelu import gelu_at
-from electra.kernels.norm import (
+from electra.kernels.encoder_stack import product
+from electra.kernels.any_gpu.gelu import gelu_at
+from electra.kernels.any_gpu.layernorm import (
     BACK,
     FORTH,
     norm_parts,
@@ -17,7 +17,7 @@ from electra.kernels.norm import (
     normalise_backward,
     tile,
 )
-from electra.kernels.sums import add_parts, own_rows
+from electra.kernels.any_gpu.reduce import add_parts, own_rows
 
 
 class Head(torch.autograd.Function):

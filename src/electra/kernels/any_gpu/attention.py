@@ -21,11 +21,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from electra.kernels.attention_dropout import dropped, pair_bits, slopes
-from electra.kernels.cuda import GROUPS, SLAB, launch, tiles, usable
-from electra.kernels.dropout import bit_keys, by_halves, drop_count, keys_at, rescale
-from electra.kernels.launch import call_next, early, programs
-from electra.kernels.sums import over_rows
+from electra.kernels.any_gpu.attention_dropout import dropped, pair_bits, slopes
+from electra.kernels.cuda.runtime import GROUPS, SLAB, launch, tiles, usable
+from electra.kernels.any_gpu.dropout import bit_keys, by_halves, drop_count, keys_at, rescale
+from electra.kernels.any_gpu.launch import call_next, early, programs
+from electra.kernels.any_gpu.reduce import over_rows
 
 SHORT = 128
 """Rows up to this length have one kernel for all of the way back."""

@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.body import product
-from electra.kernels.launch import programs
-from electra.kernels.norm import tile
-from electra.kernels.sums import add_parts, column_sums
+from electra.kernels.encoder_stack import product
+from electra.kernels.any_gpu.launch import programs
+from electra.kernels.any_gpu.layernorm import tile
+from electra.kernels.any_gpu.reduce import add_parts, column_sums
 
 ELEMENTS = 8192
 """Of a tile: in bf16 eight reads of 16 bytes that each thread asks for at once."""

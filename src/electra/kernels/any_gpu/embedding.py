@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.dropout import (
+from electra.kernels.any_gpu.dropout import (
     bit_keys,
     column_keys,
     draw_seeds,
@@ -19,8 +19,8 @@ from electra.kernels.dropout import (
     drop_rows,
     rescale,
 )
-from electra.kernels.launch import programs
-from electra.kernels.norm import normalise, normalise_backward, tile
+from electra.kernels.any_gpu.launch import programs
+from electra.kernels.any_gpu.layernorm import normalise, normalise_backward, tile
 
 FORTH, BACK = 2048, 1024
 """Elements of a tile."""

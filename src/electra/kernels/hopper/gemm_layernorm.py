@@ -20,8 +20,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from electra.kernels.cuda import launch, tiles, usable
-from electra.kernels.dropout import (
+from electra.kernels.cuda.runtime import launch, tiles, usable
+from electra.kernels.any_gpu.dropout import (
     bit_keys,
     by_halves,
     column_keys,
@@ -29,8 +29,8 @@ from electra.kernels.dropout import (
     drop_rows,
     rescale,
 )
-from electra.kernels.launch import call_next, early, programs
-from electra.kernels.norm import add_norm_backward, normalise
+from electra.kernels.any_gpu.launch import call_next, early, programs
+from electra.kernels.any_gpu.layernorm import add_norm_backward, normalise
 
 TALL, DEEP = 128, 128
 """Rows of a tile, and bytes of each of them, and of the matrix's, that come to it at once."""

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.launch import programs
+from electra.kernels.any_gpu.launch import programs
 
 BLOCK = 256
 """Tokens that one warp looks at together."""

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.cuda import launch, usable
-from electra.kernels.dropout import (
+from electra.kernels.cuda.runtime import launch, usable
+from electra.kernels.any_gpu.dropout import (
     bit_keys,
     by_halves,
     column_keys,
@@ -14,8 +14,8 @@ from electra.kernels.dropout import (
     drop_rows,
     rescale,
 )
-from electra.kernels.launch import call_next, early, programs
-from electra.kernels.sums import own_rows
+from electra.kernels.any_gpu.launch import call_next, early, programs
+from electra.kernels.any_gpu.reduce import own_rows
 
 FORTH, BACK = 2048, 1024
 """Elements of a tile. On the way back one warp works on it, so that no sum over a row or over rows

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.dropout import ASM, INFINITY, drop_both, fold, keep
+from electra.kernels.any_gpu.dropout import ASM, INFINITY, drop_both, fold, keep
 
 
 def keep_table(rows: int, columns: int, seed: Tensor, p: float) -> Tensor:

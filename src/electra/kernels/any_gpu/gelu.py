@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.dropout import ASM
-from electra.kernels.launch import programs
-from electra.kernels.sums import column_sums
+from electra.kernels.any_gpu.dropout import ASM
+from electra.kernels.any_gpu.launch import programs
+from electra.kernels.any_gpu.reduce import column_sums
 
 FORTH = {"TALL": 8, "WIDE": 128, "TIMES": 4, "num_warps": 4}
 BACK = {"TALL": 8, "WIDE": 256, "num_warps": 8}

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from electra.kernels.dropout import random_bits
+from electra.kernels.any_gpu.dropout import random_bits
 
 
 @triton.jit

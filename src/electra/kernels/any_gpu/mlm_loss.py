@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.body import product
-from electra.kernels.chance import choose, uniform
-from electra.kernels.dropout import draw_seeds
-from electra.kernels.norm import tile
-from electra.kernels.words import Deal, by_tiles, count_parts, look, slopes_of
+from electra.kernels.encoder_stack import product
+from electra.kernels.any_gpu.sampling import choose, uniform
+from electra.kernels.any_gpu.dropout import draw_seeds
+from electra.kernels.any_gpu.layernorm import tile
+from electra.kernels.cuda.fused_linear_cross_entropy import Deal, by_tiles, count_parts, look, slopes_of
 
 GROUP, WARPS = 4096, 16
 """Words that are looked at together, and by how many warps."""

@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.dropout import bit_keys, column_keys, drop_count, drop_rows, rescale
-from electra.kernels.gelu import gelu_stored, unpacked
-from electra.kernels.join import in_order, in_tiles, joins, norm_rows, numbers, rows_at
-from electra.kernels.norm import normalise_backward
-from electra.kernels.sums import over_rows
+from electra.kernels.any_gpu.dropout import bit_keys, column_keys, drop_count, drop_rows, rescale
+from electra.kernels.any_gpu.gelu import gelu_stored, unpacked
+from electra.kernels.hopper.gemm_layernorm import in_order, in_tiles, joins, norm_rows, numbers, rows_at
+from electra.kernels.any_gpu.layernorm import normalise_backward
+from electra.kernels.any_gpu.reduce import over_rows
 
 WIDEST = 64
 FORTH = {"TALL": 64, "WIDE": 64, "num_warps": 4, "num_stages": 3}
@@ -48,7 +48,7 @@ def narrow_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """From what attention mixed and the layer's input to `out`, and to the projections above.
 
-    `p` are a layer's parameters in the order of `electra.kernels.layer.NAMES`, `seeds` two
+    `p` are a layer's parameters in the order of `electra.kernels.layer_params.NAMES`, `seeds` two
     rows of `draw_seeds`. Returns the normalised rows and the inverse deviations of both norms.
     """
     (rows, width), inner = x.shape, active.shape[1]

@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.chance import choose, uniform
-from electra.kernels.cuda import launch, tiles, usable
-from electra.kernels.dropout import draw_seeds
-from electra.kernels.launch import programs
+from electra.kernels.any_gpu.sampling import choose, uniform
+from electra.kernels.cuda.runtime import launch, tiles, usable
+from electra.kernels.any_gpu.dropout import draw_seeds
+from electra.kernels.any_gpu.launch import programs
 
 GROUPS, DEPTH, SHARED = 3, 128, 231552
 """Of a program in CUDA: groups that compute, the table's width, and bytes on the chip."""

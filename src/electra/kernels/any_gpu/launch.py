@@ -26,6 +26,6 @@ def early(device: torch.device) -> bool:
 
 @triton.jit
 def call_next(EARLY: tl.constexpr):
-    """The next launch may begin, if it is one of `electra.kernels.cuda`: others wait."""
+    """The next launch may begin, if it is one of `electra.kernels.cuda.runtime`: others wait."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()

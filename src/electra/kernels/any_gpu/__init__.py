@@ -1,0 +1,1 @@
+"""Triton kernels that run on any GPU that Triton supports."""

@@ -1,0 +1,1 @@
+"""CUDA C++ kernels for Hopper GPUs, each for exact sizes."""
