@@ -37,11 +37,11 @@ def normal(device):
 @pytest.fixture
 def hopper(device):
     """A GPU that has to take the kernels in CUDA C++."""
-    from electra.kernels import cuda
+    from electra.kernels.cuda import runtime as cuda
 
     if torch.cuda.get_device_capability(device) != cuda.HOPPER:
         pytest.skip("needs a Hopper GPU")
-    assert cuda.usable(device)
+    assert cuda.is_supported(device)
     return device
 
 

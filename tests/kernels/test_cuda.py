@@ -2,9 +2,7 @@
 
 import functools
 import re
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -14,9 +12,16 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels import attention, cuda, ffn, join, norm, rows, words
-from electra.kernels.encoder_stack import Shape
+from electra.kernels.any_gpu import attention
+from electra.kernels.any_gpu import layernorm as norm
 from electra.kernels.any_gpu.dropout import draw_seeds
+from electra.kernels.any_gpu.gelu import empty_slope
+from electra.kernels.cuda import fused_encoder as rows
+from electra.kernels.cuda import fused_linear_cross_entropy as words
+from electra.kernels.cuda import runtime as cuda
+from electra.kernels.encoder_stack import Shape
+from electra.kernels.hopper import gemm_gelu as ffn
+from electra.kernels.hopper import gemm_layernorm as join
 from electra.kernels.hopper.gemm_gelu import (
     contract_backward,
     expand_gelu,
@@ -24,85 +29,40 @@ from electra.kernels.hopper.gemm_gelu import (
     product_back,
     product_bias,
 )
-from electra.kernels.any_gpu.gelu import empty_slope
 
-KERNELS = {
-    "products": ["multiply_back", "multiply_bend", "multiply_gelu", "multiply_plain"],
-    "attend": ["attend_backward", "attend_forward"],
-    "join": ["product_norm", "product_norm_backward"],
-    "norm": ["norm_backward"],
-    "rows": ["rows_forward"],
-    "rowsback": ["rows_backward"],
-    "words": ["words_look", "words_slopes"],
-}
 SHARED = {
-    "products": [ffn.SHARED],
-    "attend": [attention.FORTH_SHARED, attention.BACK_SHARED],
-    "join": [join.FORTH_SHARED, join.BACK_SHARED],
-    "norm": [norm.SHARED],
-    "rows": [rows.FORTH_SHARED],
-    "rowsback": [rows.BACK_SHARED],
-    "words": [words.SHARED],
+    "gemm_epilogue": [ffn.SHARED],
+    "attention": [attention.FORTH_SHARED, attention.BACK_SHARED],
+    "gemm_layernorm": [join.FORTH_SHARED, join.BACK_SHARED],
+    "fused_encoder_forward": [rows.FORTH_SHARED],
+    "fused_encoder_backward": [rows.BACK_SHARED],
+    "fused_linear_cross_entropy": [words.SHARED],
 }
-SPILLED = {"join": 96}
-"""Bytes: what the way back through a norm has the same for all of its rows."""
 ROWS = [1, 130, 1000, 4096]
 
 
 @pytest.mark.parametrize("source", cuda.SOURCES)
 def test_the_host_asks_for_the_shared_memory_that_kernels_have(source):
-    found = re.findall(r"static_assert\(.* == (\d+),", cuda.text(source).decode())
+    found = re.findall(r"static_assert\(.* == (\d+),", cuda.source_text(source))
     assert [int(number) for number in found] == SHARED[source]
 
 
 def test_the_host_starts_as_many_groups_as_compute():
     """Mostly as many as hopper.cuh says; a kernel of its own number says so before it."""
-    found = [re.findall(r"GROUPS = (\d)", cuda.text(source).decode()) for source in cuda.SOURCES]
-    assert found == [["2"], ["2", "3"], ["2"], ["2", "3"], ["2"], ["2"], ["2", "3"]]
-    ours = [cuda.GROUPS, attention.FORTH_GROUPS, norm.WARPS // 4 - 1, words.GROUPS]
-    assert ours == [2, 3, 3, 3]
+    found = [re.findall(r"WARPGROUPS = (\d)", cuda.source_text(source)) for source in cuda.SOURCES]
+    assert found == [["2", "3"], ["2"], ["2"], ["2", "3"], ["2"], ["2"]]
+    assert [cuda.WARPGROUPS, attention.FORTH_GROUPS, words.WARPGROUPS] == [2, 3, 3]
 
 
 def test_both_sides_have_the_same_sizes():
     def said(source: str, *names: str) -> list[int]:
-        whole = cuda.text(source).decode()
+        whole = cuda.source_text(source)
         return [int(re.search(rf"\b{name} = (\d+)", whole)[1]) for name in names]
 
-    assert said("join", "CLUSTER", "WIDTH") == [join.CLUSTER, join.SQUARE]
-    assert said("words", "WIDE", "DEPTH") == [words.WIDE.value, words.DEPTH]
-    assert words.TALL.value == words.GROUPS * 64
-    assert join.TALL == cuda.GROUPS * 64
-
-
-@pytest.mark.parametrize("source", cuda.SOURCES)
-def test_every_kernel_compiles_and_keeps_its_numbers_in_registers(source):
-    try:
-        cuda.find_compiler()
-    except OSError:
-        pytest.skip("NVRTC is not installed")
-    code, said = cuda.compiled(source, "-Xptxas=-v")
-    names = {name.decode() for name in re.findall(rb"\.text\.(\w+)", code)}
-    assert sorted(names) == KERNELS[source]
-    spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", said)]
-    assert len(spilled) == len(names)
-    assert sum(spilled) <= SPILLED.get(source, 0), said
-    assert "serialized" not in said
-
-
-def test_a_source_is_compiled_once(tmp_path, monkeypatch):
-    """And again when it changes."""
-    made = []
-
-    def compiled(source):
-        made.append(source)
-        return f"code {len(made)}".encode(), ""
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(cuda, "compiled", compiled)
-    code = cuda.code.__wrapped__
-    assert [code("products"), code("products"), code("attend")] == [b"code 1", b"code 1", b"code 2"]
-    monkeypatch.setattr(cuda, "text", lambda source: b"another")
-    assert code("products") == b"code 3"
+    assert said("gemm_layernorm", "CLUSTER", "WIDTH") == [join.CLUSTER, join.SQUARE]
+    assert said("fused_linear_cross_entropy", "TILE_N", "HIDDEN") == [words.WIDE.value, words.DEPTH]
+    assert words.TALL.value == words.WARPGROUPS * 64
+    assert join.TALL == cuda.WARPGROUPS * 64
 
 
 @pytest.fixture
@@ -122,7 +82,7 @@ def forms(monkeypatch):
 
     def each(module: Any) -> Iterator[bool]:
         for able in (True, False):
-            monkeypatch.setattr(module, "usable", lambda device, able=able: able)
+            monkeypatch.setattr(module, "is_supported", lambda device, able=able: able)
             yield able
 
     return each
@@ -204,22 +164,6 @@ def back_through(
     residual = run(sums, seed, p, through)
     assert (behind == 7).all()
     return (residual, through, *sums.sum(0))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.48])
-@pytest.mark.parametrize("rows", [1, 130, 5000])
-def test_norm_back(rows, p, hopper, draw, forms):
-    """The same as Triton's, which drop the same elements; of 5,000 rows a warp has several."""
-    grad, normal = draw(rows, 256), draw(rows, 256)
-    scale, gain = draw(rows).float().abs() + 0.5, draw(256).float() * 1.01
-    (seed,) = draw_seeds(1, hopper)
-    found = []
-    for _ in forms(norm):
-        run = functools.partial(norm.add_norm_backward, grad, normal, scale, gain)
-        found.append(back_through(run, rows, seed, p))
-    for ours, tritons in zip(*found, strict=True):
-        assert off(ours, tritons.float()) < 1e-3
 
 
 @pytest.mark.gpu
@@ -396,7 +340,7 @@ def launched(monkeypatch):
 
     for name in ("multiply_kernel", "contract_backward_kernel"):
         monkeypatch.setattr(ffn, name, Kernel(name))
-    monkeypatch.setattr(ffn, "tiles", lambda x: x)
+    monkeypatch.setattr(ffn, "tensor_map", lambda x: x)
     monkeypatch.setattr(ffn, "launch", lambda name, *_: names.append(name))
     return names
 
@@ -413,8 +357,8 @@ def run(depth: int, width: int, dtype: torch.dtype) -> None:
     product_back(x, contract)
 
 
-KINDS = ("gelu", "plain", "bend", "back")
-CUDA = [f"products.multiply_{kind}" for kind in KINDS]
+KINDS = ("bias_gelu", "bias", "grad_gelu", "grad_input")
+CUDA = [f"gemm_epilogue.gemm_{kind}" for kind in KINDS]
 TRITON = ["multiply_kernel", "multiply_kernel", "contract_backward_kernel"]
 """Besides a product of torch's."""
 
@@ -430,7 +374,7 @@ TRITON = ["multiply_kernel", "multiply_kernel", "contract_backward_kernel"]
     ],
 )
 def test_which_form_is_taken(depth, width, dtype, able, fits, launched, monkeypatch):
-    monkeypatch.setattr(ffn, "usable", lambda device: able)
+    monkeypatch.setattr(ffn, "is_supported", lambda device: able)
     run(depth, width, dtype)
     assert launched == (CUDA if fits else TRITON)
 
@@ -453,24 +397,8 @@ def test_the_cpu_has_tritons_form(launched):
 def test_which_attention_is_taken(length, size, dtype, p, fits, monkeypatch):
     given = (length, size, dtype, torch.device("cpu"), p)
     assert not attention.whole_rows(*given)
-    monkeypatch.setattr(attention, "usable", lambda device: True)
+    monkeypatch.setattr(attention, "is_supported", lambda device: True)
     assert attention.whole_rows(*given) == fits
-
-
-@pytest.mark.parametrize(
-    ("width", "dtype", "p", "fits"),
-    [
-        (256, torch.bfloat16, 0.1, True),
-        (128, torch.bfloat16, 0.1, False),
-        (256, torch.float16, 0.1, False),
-        (256, torch.bfloat16, 0.5, False),  # beyond what one instruction compares
-    ],
-)
-def test_which_norm_is_taken(width, dtype, p, fits, monkeypatch):
-    given = (width, dtype, torch.device("cpu"), p)
-    assert not norm.by_warps(*given)
-    monkeypatch.setattr(norm, "usable", lambda device: True)
-    assert norm.by_warps(*given) == fits
 
 
 @pytest.mark.parametrize(
@@ -489,7 +417,7 @@ def test_what_goes_by_rows(length, heads, shape, dtype, p, fits, monkeypatch):
     documents = torch.empty(2, length, dtype=torch.int32)
     given = (documents, torch.empty(shape), heads, dtype)
     assert not rows.by_rows(*given, (p, p))
-    monkeypatch.setattr(rows, "usable", lambda device: True)
+    monkeypatch.setattr(rows, "is_supported", lambda device: True)
     for dropouts in ((p, 0.1), (0.1, p)):
         assert rows.by_rows(*given, dropouts) == fits
 
@@ -513,7 +441,7 @@ POINTERS = {
 def declared(source: str, kernel: str) -> list[str]:
     """The types of a kernel's arguments."""
     head = rf"KERNEL [^{{;]*\b{kernel}\((.*?)\)"
-    found = re.search(head, cuda.text(source).decode(), re.DOTALL)
+    found = re.search(head, cuda.source_text(source), re.DOTALL)
     words = [argument.replace("const ", "").split() for argument in found[1].split(",")]
     return [" ".join(kind) for *kind, _ in words]
 
@@ -527,8 +455,8 @@ def handed(value: Any) -> str:
 
 def test_attention_is_given_what_it_takes(monkeypatch):
     calls = []
-    monkeypatch.setattr(attention, "usable", lambda device: True)
-    monkeypatch.setattr(attention, "tiles", Box)
+    monkeypatch.setattr(attention, "is_supported", lambda device: True)
+    monkeypatch.setattr(attention, "tensor_map", Box)
     monkeypatch.setattr(attention, "launch", lambda *given, **_: calls.append(given))
     documents, tokens = torch.empty(5, 128, dtype=torch.int32), 640
     (seed,) = draw_seeds(1, documents.device)
@@ -538,7 +466,10 @@ def test_attention_is_given_what_it_takes(monkeypatch):
     assert logs.shape == (5, 2, 128)
     given = (grad, qkv, documents, mixed, logs, 2, seed, 0.1, of_qkv, torch.empty(10, 3, 128))
     attention.attend_backward(*given)
-    assert [name for name, *_ in calls] == ["attend.attend_forward", "attend.attend_backward"]
+    assert [name for name, *_ in calls] == [
+        "attention.attention_forward",
+        "attention.attention_backward",
+    ]
     for name, grid, _, *given in calls:
         assert grid == 2
         assert [handed(value) for value in given] == declared(*name.split("."))
@@ -546,8 +477,8 @@ def test_attention_is_given_what_it_takes(monkeypatch):
 
 def test_products_with_norms_are_given_what_they_take(monkeypatch):
     calls = []
-    monkeypatch.setattr(join, "usable", lambda device: True)
-    monkeypatch.setattr(join, "tiles", Box)
+    monkeypatch.setattr(join, "is_supported", lambda device: True)
+    monkeypatch.setattr(join, "tensor_map", Box)
     monkeypatch.setattr(join, "launch", lambda *given: calls.append(given))
     bf16 = torch.bfloat16
     x, residual, out = (torch.empty(300, n, dtype=bf16) for n in (1024, 256, 256))
@@ -557,7 +488,10 @@ def test_products_with_norms_are_given_what_they_take(monkeypatch):
     kept = join.product_norm(x, matrix, vectors[0], residual, norms, seed, 0.1, out)
     rest = (vectors[1], torch.empty(2, 3, 256), seed, 0.1, out)
     join.product_norm_backward(x, matrix.t().contiguous(), residual, *kept, *rest)
-    assert [name for name, *_ in calls] == ["join.product_norm", "join.product_norm_backward"]
+    assert [name for name, *_ in calls] == [
+        "gemm_layernorm.gemm_layernorm",
+        "gemm_layernorm.gemm_layernorm_backward",
+    ]
     for name, grid, _, *given in calls:
         assert grid == 4
         assert [handed(value) for value in given] == declared(*name.split("."))
@@ -565,7 +499,7 @@ def test_products_with_norms_are_given_what_they_take(monkeypatch):
 
 def test_kernels_by_rows_are_given_what_they_take(monkeypatch):
     calls = []
-    monkeypatch.setattr(rows, "tiles", Box)
+    monkeypatch.setattr(rows, "tensor_map", Box)
     monkeypatch.setattr(rows, "launch", lambda *given: calls.append(given))
     shapes = [(192, 64), (64, 64), (256, 64), (64, 256), (192,)]
     matrices = [torch.empty(3, *shape, dtype=torch.bfloat16) for shape in shapes]
@@ -583,8 +517,10 @@ def test_kernels_by_rows_are_given_what_they_take(monkeypatch):
 
 def test_kernels_of_words_are_given_what_they_take(monkeypatch):
     calls = []
-    monkeypatch.setattr(words, "tiles", Box)
-    monkeypatch.setattr(words, "launch", lambda *given, groups: calls.append((groups, *given)))
+    monkeypatch.setattr(words, "tensor_map", Box)
+    monkeypatch.setattr(
+        words, "launch", lambda *given, warpgroups: calls.append((warpgroups, *given))
+    )
     monkeypatch.setattr(words, "offsets", lambda bias, absent: torch.empty(1024))
     monkeypatch.setattr(words, "settle", lambda *_: (*torch.empty(3, 200), None, torch.empty(200)))
     hidden, table = (torch.empty(n, 128, dtype=torch.bfloat16) for n in (200, 1001))
@@ -613,7 +549,7 @@ def test_where_logits_are_not_written(
 ):
     given = (torch.empty(5, width, dtype=dtype), temperature, disallow_correct)
     assert not words.by_tiles(*given)
-    monkeypatch.setattr(words, "usable", lambda device: True)
+    monkeypatch.setattr(words, "is_supported", lambda device: True)
     assert words.by_tiles(*given) == fits
 
 
@@ -630,38 +566,3 @@ def test_parts_of_both_forms(forms):
     for _ in forms(ffn):
         parts.append(ffn_parts(1000, contract))
     assert parts == [4, 2]
-
-
-def test_where_kernels_cannot_be_loaded_one_sentence_says_so(monkeypatch):
-    def fail(source, device):
-        raise OSError("it is not found")
-
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: cuda.HOPPER)
-    monkeypatch.setattr(torch.cuda, "device", nullcontext)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(cuda, "_module", fail)
-    usable = functools.cache(cuda.usable.__wrapped__)
-    with pytest.warns(UserWarning, match="slower ones run: it is not found") as told:
-        assert [usable(torch.device("cuda", 0)) for _ in range(2)] == [False, False]
-    assert len(told) == 1
-
-
-def test_a_compiler_that_is_missing_is_named(monkeypatch):
-    def fail(path):
-        raise OSError
-
-    monkeypatch.setattr(cuda.ctypes, "CDLL", fail)
-    with pytest.raises(
-        OSError, match=r"libnvrtc\.so\.\d+ is not found; the package nvidia-cuda-nvrtc has it"
-    ):
-        cuda.find_compiler()
-
-
-@pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
-def test_other_gpus_say_nothing(capability, monkeypatch):
-    """sm_90a runs on no newer one either."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert not cuda.usable.__wrapped__(torch.device("cuda", 0))
-        assert not cuda.usable.__wrapped__(torch.device("cpu"))

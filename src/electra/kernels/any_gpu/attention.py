@@ -22,7 +22,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from electra.kernels.any_gpu.attention_dropout import dropped, pair_bits, slopes
-from electra.kernels.cuda.runtime import GROUPS, SLAB, launch, tiles, usable
+from electra.kernels.cuda.runtime import WARPGROUPS, WARP_ROWS, launch, tensor_map, is_supported
 from electra.kernels.any_gpu.dropout import bit_keys, by_halves, drop_count, keys_at, rescale
 from electra.kernels.any_gpu.launch import call_next, early, programs
 from electra.kernels.any_gpu.reduce import over_rows
@@ -61,9 +61,9 @@ def attend(
     logs = torch.empty(rows, heads, length, dtype=torch.float32, device=qkv.device)
     numbers = settings(length, heads, size, p)
     if whole_rows(length, size, qkv.dtype, qkv.device, p):
-        given = (tiles(qkv), tiles(out, SLAB), documents, logs, seed, rows, *numbers[1:])
+        given = (tensor_map(qkv), tensor_map(out, WARP_ROWS), documents, logs, seed, rows, *numbers[1:])
         grid = programs(rows * heads, qkv.device, 1)
-        launch("attend.attend_forward", grid, FORTH_SHARED, *given, groups=FORTH_GROUPS)
+        launch("attention.attention_forward", grid, FORTH_SHARED, *given, warpgroups=FORTH_GROUPS)
         return logs
     shape = FORWARD if length <= SHORT else LONG
     attend_kernel[(rows * heads * triton.cdiv(length, shape["TALL"]),)](
@@ -85,10 +85,10 @@ def attend_backward(
     size = qkv.shape[1] // (3 * heads)
     numbers = settings(length, heads, size, p)
     if whole_rows(length, size, qkv.dtype, qkv.device, p):
-        maps = (tiles(grad), tiles(qkv), tiles(out), tiles(of_qkv))
+        maps = (tensor_map(grad), tensor_map(qkv), tensor_map(out), tensor_map(of_qkv))
         tensors = (documents, logs, sums, seed)
         grid = programs(rows * heads, qkv.device, 1)
-        launch("attend.attend_backward", grid, BACK_SHARED, *maps, *tensors, rows, *numbers[1:])
+        launch("attention.attention_backward", grid, BACK_SHARED, *maps, *tensors, rows, *numbers[1:])
         return
     if length <= SHORT:
         shape = back_tiles(rows * heads, size, qkv)
@@ -120,7 +120,7 @@ def settings(length: int, heads: int, size: int, p: float) -> tuple[int, int, fl
 def whole_rows(length: int, size: int, dtype: torch.dtype, device: torch.device, p: float) -> bool:
     """Whether attention is that in CUDA, both ways."""
     fits = length == WHOLE and size == SIZE and by_halves(p)
-    return fits and dtype == torch.bfloat16 and usable(device)
+    return fits and dtype == torch.bfloat16 and is_supported(device)
 
 
 def back_tiles(count: int, size: int, qkv: Tensor) -> dict[str, int]:
@@ -148,7 +148,7 @@ def sum_parts(documents: Tensor, size: int, dtype: torch.dtype, p: float) -> int
     """How many parts the sums of `attend_backward` come in."""
     rows, length = documents.shape
     if whole_rows(length, size, dtype, documents.device, p):
-        return rows * GROUPS
+        return rows * WARPGROUPS
     return rows if length <= SHORT else rows * triton.cdiv(length, KEYS["TALL"])
 
 

@@ -5,10 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.cuda.runtime import launch, usable
 from electra.kernels.any_gpu.dropout import (
     bit_keys,
-    by_halves,
     column_keys,
     drop_count,
     drop_rows,
@@ -20,9 +18,6 @@ from electra.kernels.any_gpu.reduce import own_rows
 FORTH, BACK = 2048, 1024
 """Elements of a tile. On the way back one warp works on it, so that no sum over a row or over rows
 is exchanged between warps; forth there are four."""
-WIDTH, WARPS = 256, 16
-SHARED = WARPS * 3 * WIDTH * 4
-"""In CUDA (norm.cu): columns, rows that a program has at once, and bytes for its sums."""
 
 
 def add_norm(
@@ -53,10 +48,6 @@ def add_norm_backward(
     lines = max(1, 256 // block)  # a warp reads 256 numbers at once
     residual = torch.empty_like(grad)
     tensors = (grad, normal, scale, weight, residual, through, sums, seed)
-    if by_warps(width, grad.dtype, grad.device, p):
-        numbers = (rows, drop_count(p), rescale(p))
-        launch("norm.norm_backward", len(sums), SHARED, *tensors, *numbers, groups=WARPS // 4 - 1)
-        return residual
     add_norm_backward_kernel[(sums.shape[0],)](
         *tensors, rows, width, drop_count(p), rescale(p), lines, tall, block, early(grad.device),
         num_warps=max(1, block // BACK),
@@ -64,15 +55,8 @@ def add_norm_backward(
     return residual
 
 
-def by_warps(width: int, dtype: torch.dtype, device: torch.device, p: float) -> bool:
-    """Whether the way back is that in CUDA."""
-    return width == WIDTH and by_halves(p) and dtype == torch.bfloat16 and usable(device)
-
-
 def back_parts(rows: int, width: int, dtype: torch.dtype, device: torch.device, p: float) -> int:
     """How many parts the sums of `add_norm_backward` come in."""
-    if by_warps(width, dtype, device, p):
-        return programs(triton.cdiv(rows, WARPS), device, 1)
     return norm_parts(rows, width, device)
 
 

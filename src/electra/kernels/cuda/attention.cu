@@ -1,282 +1,321 @@
-// Attention over rows of 128 tokens with heads of 64, and its way back, for Hopper GPUs.
+// Attention forward and backward for sequences of 128 tokens and heads of 64, in bf16.
 //
-// A program has one head of a row after the other, the next ones' tiles coming meanwhile. What it
-// computes is what `attend_kernel` and `attend_backward_kernel` of attention.py do.
+// Queries, keys and values are read from the fused projection (tokens, 3 x heads x 64); a token
+// attends to the tokens of its own document. Persistent thread blocks loop over the heads of all
+// sequences; a producer thread loads the next heads with the TMA while the consumer warpgroups
+// compute. The Triton kernels in any_gpu/attention.py compute the same, with the same dropout.
 
-constexpr int SIZE = 64, TILE = LENGTH * SIZE * 2;
+constexpr int HEAD_DIM = 64, HEAD_BYTES = SEQ_LENGTH * HEAD_DIM * 2;
 
-// Forth the scores are tiles (queries, keys). Three groups take turns at halves of heads, of 64
-// queries, and none waits for another: while one multiplies, others compute.
-namespace forth {
-constexpr int GROUPS = 3, SLOTS = 4, LOADED = 3 * TILE, PAPERS = LENGTH * 4;
-// Barriers at which heads arrive. Of so many heads a group has a part in the same ones every time,
-// so that it misses no round of a barrier at which it waits; with four barriers it would.
-constexpr int ROUND = 2 * GROUPS;
-// Shared memory: queries, keys and values of four heads; a box for each group that goes out; the
-// documents of the heads' tokens; and barriers
-constexpr int AT_STAGE = SLOTS * LOADED, AT_PAPERS = AT_STAGE + GROUPS * BOX;
-constexpr int AT_BARS = AT_PAPERS + SLOTS * PAPERS;
-static_assert(AT_BARS + 128 == 223360, "attention.py asks for as much");
+// Forward: scores are tiles (queries, keys). Three consumer warpgroups take half heads (64 queries)
+// in turn, independently of each other: while one multiplies, the others compute.
+namespace forward {
+constexpr int WARPGROUPS = 3, STAGES = 4, STAGE_BYTES = 3 * HEAD_BYTES, DOC_BYTES = SEQ_LENGTH * 4;
+// Heads arrive at these barriers. With 2 x WARPGROUPS of them a warpgroup works on the same ones in
+// every round and misses no phase of a barrier that it waits for; with four, one per stage, it
+// would.
+constexpr int FULL_BARRIERS = 2 * WARPGROUPS;
+// Shared memory: q, k and v of four heads; one output box per warpgroup; the document ids of the
+// heads' tokens; barriers
+constexpr int SMEM_OUT = STAGES * STAGE_BYTES, SMEM_DOC_IDS = SMEM_OUT + WARPGROUPS * BOX_BYTES;
+constexpr int SMEM_BARRIERS = SMEM_DOC_IDS + STAGES * DOC_BYTES;
+static_assert(SMEM_BARRIERS + 128 == 223360, "attention.py launches with as many bytes");
 
-KERNEL attend_forward(
-    MAP qkv, MAP mixed, const int* documents, float* logs, const int* seed, int rows, int heads,
-    float scale, int drops, float rescale)
+KERNEL attention_forward(
+    MAP qkv, MAP out, const int* doc_ids, float* lse, const int* seed, int batch_size, int heads,
+    float scale, int drop_count, float rescale)
 {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    u32 base = at(memory), full = base + AT_BARS, empty = full + 8 * ROUND;
-    int thread = threadIdx.x, wide = heads * SIZE, count = rows * heads;
-    int group = __shfl_sync(0xFFFFFFFFu, thread / 128, 0);  // that a warp has but one is known so
+    extern __shared__ __align__(1024) unsigned char smem[];
+    u32 base = smem_addr(smem), full_barrier = base + SMEM_BARRIERS;
+    u32 empty_barrier = full_barrier + 8 * FULL_BARRIERS;
+    int thread = threadIdx.x, hidden = heads * HEAD_DIM, total_heads = batch_size * heads;
+    int warpgroup = __shfl_sync(0xFFFFFFFFu, thread / 128, 0);  // uniform in a warp
     if (thread == 0) {
-        for (int i = 0; i < ROUND; i++) bar_init(full + 8 * i, 1);
-        // Each warp that has read a half says so.
-        for (int i = 0; i < SLOTS; i++) bar_init(empty + 8 * i, 2 * 4);
-        bars_ready();
+        for (int i = 0; i < FULL_BARRIERS; i++) mbarrier_init(full_barrier + 8 * i, 1);
+        // Each of the four warps arrives for each of the two halves.
+        for (int i = 0; i < STAGES; i++) mbarrier_init(empty_barrier + 8 * i, 2 * 4);
+        mbarrier_init_fence();
     }
-    call_next();
-    await_before();
+    pdl_launch_dependents();
+    pdl_wait();
     __syncthreads();
 
-    if (group == GROUPS) {
-        fewer_registers<32>();
-        if (thread == GROUPS * 128)
-            for (int n = 0, b = blockIdx.x; b < count; n++, b += gridDim.x) {
-                int slot = n % SLOTS, row = b / heads * LENGTH, col = b % heads * SIZE;
-                u32 to = base + slot * LOADED, bar = full + n % ROUND * 8;
-                wait(empty + slot * 8, (n / SLOTS & 1) ^ 1);
-                expect(bar, LOADED + PAPERS);
-                load(base + AT_PAPERS + slot * PAPERS, documents + row, PAPERS, bar);
-                for (int i = 0; i < 2; i++, to += BOX, row += 64)
-                    for (int k = 0; k < 3; k++) load(to + k * TILE, &qkv, col + k * wide, row, bar);
+    if (warpgroup == WARPGROUPS) {
+        decrease_registers<32>();
+        if (thread == WARPGROUPS * 128)
+            for (int n = 0, bh = blockIdx.x; bh < total_heads; n++, bh += gridDim.x) {
+                int stage = n % STAGES, token = bh / heads * SEQ_LENGTH;
+                int col = bh % heads * HEAD_DIM;
+                u32 dst = base + stage * STAGE_BYTES;
+                u32 barrier = full_barrier + n % FULL_BARRIERS * 8;
+                mbarrier_wait(empty_barrier + stage * 8, (n / STAGES & 1) ^ 1);
+                mbarrier_expect_tx(barrier, STAGE_BYTES + DOC_BYTES);
+                tma_load(base + SMEM_DOC_IDS + stage * DOC_BYTES, doc_ids + token, DOC_BYTES,
+                         barrier);
+                for (int i = 0; i < 2; i++, dst += BOX_BYTES, token += 64)
+                    for (int k = 0; k < 3; k++)
+                        tma_load(dst + k * HEAD_BYTES, &qkv, col + k * hidden, token, barrier);
             }
         return;
     }
-    more_registers<160>();
+    increase_registers<160>();
     int lane = thread % 32, warp = thread / 32 % 4;
-    int line = warp * 16 + lane / 4, side = lane % 4 * 2;  // of a thread's numbers: row, column
-    u32 stage = base + AT_STAGE + group * BOX, bound = drop_bound(drops);
-    u32 start = mix(seed[0]), across[16];
+    // Row and column of the thread's first accumulator
+    int frag_row = warp * 16 + lane / 4, frag_col = lane % 4 * 2;
+    u32 out_addr = base + SMEM_OUT + warpgroup * BOX_BYTES, threshold = drop_threshold(drop_count);
+    u32 query_seed = mix_bits(seed[0]), pair_keys[16];
 #pragma unroll
-    for (int i = 0; i < 16; i++) across[i] = key_at(i / 2 * 8 + side + i % 2, mix(seed[1]));
-    for (int item = group;; item += GROUPS) {
-        int n = item / 2, half = item % 2, slot = n % SLOTS, b = blockIdx.x + n * gridDim.x;
-        if (b >= count) break;
-        u32 tiles = base + slot * LOADED, q = tiles + half * BOX, k = tiles + TILE, v = k + TILE;
-        u32 papers = base + AT_PAPERS + slot * PAPERS, used[32], pairs[16];
-        float odds[64], top[2], total[2], out[32];
-        wait(full + n % ROUND * 8, n / ROUND & 1);
-        mma_fence();
+    for (int i = 0; i < 16; i++)
+        pair_keys[i] = rng_key(i / 2 * 8 + frag_col + i % 2, mix_bits(seed[1]));
+    for (int half_head = warpgroup;; half_head += WARPGROUPS) {
+        int n = half_head / 2, half = half_head % 2, stage = n % STAGES;
+        int bh = blockIdx.x + n * gridDim.x;
+        if (bh >= total_heads) break;
+        u32 stage_addr = base + stage * STAGE_BYTES, q = stage_addr + half * BOX_BYTES;
+        u32 k = stage_addr + HEAD_BYTES, v = k + HEAD_BYTES;
+        u32 docs_addr = base + SMEM_DOC_IDS + stage * DOC_BYTES, probs[32], pairs[16];
+        float scores[64], row_max[2], row_sum[2], acc[32];
+        mbarrier_wait(full_barrier + n % FULL_BARRIERS * 8, n / FULL_BARRIERS & 1);
+        wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < SIZE / 16; i++) {
-            u64 left = tile(q, 16) + i * (32 >> 4), right = tile(k, 16) + i * (32 >> 4);
-            if (i == 0) first_mma(odds, left, right);
-            else mma(odds, left, right);
+        for (int i = 0; i < HEAD_DIM / 16; i++) {
+            u64 a_desc = smem_desc(q, 16) + i * (32 >> 4);
+            u64 b_desc = smem_desc(k, 16) + i * (32 >> 4);
+            if (i == 0) wgmma_first(scores, a_desc, b_desc);
+            else wgmma(scores, a_desc, b_desc);
         }
-        mma_commit();
-        int query = b * LENGTH + half * 64 + line;
-        u32 down[2] = {key_at(query, start), key_at(query + 8, start)};
-        mma_wait<0>();
-        keep_apart(odds, papers, papers + 4 * (half * 64 + line), side);
-        softmax(odds, scale, across, down, bound, top, total, used);
+        wgmma_commit();
+        int query = bh * SEQ_LENGTH + half * 64 + frag_row;
+        u32 query_keys[2] = {rng_key(query, query_seed), rng_key(query + 8, query_seed)};
+        wgmma_wait<0>();
+        mask_other_documents(scores, docs_addr, docs_addr + 4 * (half * 64 + frag_row), frag_col);
+        softmax_dropout(scores, scale, pair_keys, query_keys, threshold, row_max, row_sum, probs);
 
-        mma_fence();
-        u64 right = tile(v, 16);
-        first_mma<1>(out, used, right);
+        wgmma_fence();
+        u64 b_desc = smem_desc(v, 16);
+        wgmma_first<1>(acc, probs, b_desc);
 #pragma unroll
-        for (int i = 1; i < LENGTH / 16; i++) mma<1>(out, used + 4 * i, right + i * (2048 >> 4));
-        mma_commit();
+        for (int i = 1; i < SEQ_LENGTH / 16; i++)
+            wgmma<1>(acc, probs + 4 * i, b_desc + i * (2048 >> 4));
+        wgmma_commit();
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float log = logarithm(row_sum(total[h]));
-            top[h] += log;
-            total[h] = rescale * power(-log);
+            float log_sum = log2_approx(quad_sum(row_sum[h]));
+            row_max[h] += log_sum;
+            row_sum[h] = rescale * exp2_approx(-log_sum);
         }
-        mma_wait<0>();
+        wgmma_wait<0>();
         if (lane == 0) {
-            arrive(empty + slot * 8);
-            wait_store<0>();  // what this warp left before
+            mbarrier_arrive(empty_barrier + stage * 8);
+            tma_store_wait<0>();  // this warp's previous output
         }
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < 16; j++)
-            pairs[j] = pack(out[2 * j] * total[j % 2], out[2 * j + 1] * total[j % 2]);
-        put(stage, pairs);
-        written();
+            pairs[j] = pack_bf16(acc[2 * j] * row_sum[j % 2], acc[2 * j + 1] * row_sum[j % 2]);
+        stmatrix_tile(out_addr, pairs);
+        async_proxy_fence();
         __syncwarp();
         if (lane == 0) {
-            int row = b / heads * LENGTH + half * 64 + warp * 16, col = b % heads * SIZE;
-            store(&mixed, stage + warp * 2048, col, row);
-            commit_store();
+            int token = bh / heads * SEQ_LENGTH + half * 64 + warp * 16;
+            int col = bh % heads * HEAD_DIM;
+            tma_store(&out, out_addr + warp * 2048, col, token);
+            tma_store_commit();
         }
-        // Last, for a fence waits for all that was written before it
-        if (lane % 4 == 0) logs[query] = top[0], logs[query + 8] = top[1];
+        // Last, because a fence waits for all earlier writes
+        if (lane % 4 == 0) lse[query] = row_max[0], lse[query + 8] = row_max[1];
     }
-    if (lane == 0) wait_store<0>();  // shared memory is another program's after the end
+    if (lane == 0) tma_store_wait<0>();  // shared memory may be reused after the block exits
 }
-}  // namespace forth
+}  // namespace forward
 
-// On the way back they are tiles (keys, queries), of which each of two groups has 64 keys.
-namespace back {
-constexpr int LOADED = 5 * TILE;
-// Shared memory: queries, keys, values, gradient and mixtures of two heads; slopes of the scores;
-// two boxes for each group that go out; barriers; ones; and of each query the logarithm, `back`,
-// its key of dropout and its document
-constexpr int AT_SLOPES = 2 * LOADED, AT_STAGE = AT_SLOPES + LENGTH * LENGTH * 2;
-constexpr int AT_BARS = AT_STAGE + GROUPS * 2 * BOX, AT_ONES = AT_BARS + 128;
-constexpr int AT_LOGS = AT_ONES + 256, AT_BACK = AT_LOGS + LENGTH * 4;
-constexpr int AT_DOWN = AT_BACK + LENGTH * 4, AT_PAPERS = AT_DOWN + LENGTH * 4;
-static_assert(AT_PAPERS + LENGTH * 4 == 231808, "attention.py asks for as much");
+// Backward: scores are tiles (keys, queries); each of two consumer warpgroups has 64 keys.
+namespace backward {
+constexpr int STAGE_BYTES = 5 * HEAD_BYTES;
+// Shared memory: q, k, v, gradient and output of two heads; gradients of the scores; two output
+// boxes per warpgroup; barriers; ones; for each query its lse, `neg_delta`, dropout key and
+// document id
+constexpr int SMEM_GRAD_SCORES = 2 * STAGE_BYTES;
+constexpr int SMEM_OUT = SMEM_GRAD_SCORES + SEQ_LENGTH * SEQ_LENGTH * 2;
+constexpr int SMEM_BARRIERS = SMEM_OUT + WARPGROUPS * 2 * BOX_BYTES;
+constexpr int SMEM_ONES = SMEM_BARRIERS + 128;
+constexpr int SMEM_LSE = SMEM_ONES + 256, SMEM_NEG_DELTA = SMEM_LSE + SEQ_LENGTH * 4;
+constexpr int SMEM_KEYS = SMEM_NEG_DELTA + SEQ_LENGTH * 4;
+constexpr int SMEM_DOC_IDS = SMEM_KEYS + SEQ_LENGTH * 4;
+static_assert(SMEM_DOC_IDS + SEQ_LENGTH * 4 == 231808, "attention.py launches with as many bytes");
 
-KERNEL attend_backward(
-    MAP grad, MAP qkv, MAP mixed, MAP of_qkv, const int* documents, const float* logs, float* sums,
-    const int* seed, int rows, int heads, float scale, int drops, float rescale)
+KERNEL attention_backward(
+    MAP grad_out, MAP qkv, MAP out, MAP grad_qkv, const int* doc_ids, const float* lse,
+    float* bias_partials, const int* seed, int batch_size, int heads, float scale, int drop_count,
+    float rescale)
 {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    u32 base = at(memory), full = base + AT_BARS, empty = full + 16;
-    int thread = threadIdx.x, group = thread / 128, wide = heads * SIZE, count = rows * heads;
+    extern __shared__ __align__(1024) unsigned char smem[];
+    u32 base = smem_addr(smem), full_barrier = base + SMEM_BARRIERS;
+    u32 empty_barrier = full_barrier + 16;
+    int thread = threadIdx.x, warpgroup = thread / 128, hidden = heads * HEAD_DIM;
+    int total_heads = batch_size * heads;
     if (thread == 0) {
-        for (int i = 0; i < 2; i++) bar_init(full + 8 * i, 1), bar_init(empty + 8 * i, GROUPS);
-        bars_ready();
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(full_barrier + 8 * i, 1);
+            mbarrier_init(empty_barrier + 8 * i, WARPGROUPS);
+        }
+        mbarrier_init_fence();
     }
-    call_next();
-    await_before();
-    if (thread < 64) set_shared(base + AT_ONES + 4 * thread, ONES);
-    written();
+    pdl_launch_dependents();
+    pdl_wait();
+    if (thread < 64) st_shared(base + SMEM_ONES + 4 * thread, BF16_ONES);
+    async_proxy_fence();
     __syncthreads();
 
-    if (group == GROUPS) {
-        fewer_registers<24>();
-        if (thread == GROUPS * 128)
-            for (int n = 0, b = blockIdx.x; b < count; n++, b += gridDim.x) {
-                int row = b / heads * LENGTH, col = b % heads * SIZE;
-                u32 to = base + n % 2 * LOADED, bar = full + n % 2 * 8;
-                wait(empty + n % 2 * 8, (n / 2 & 1) ^ 1);
-                expect(bar, LOADED);
-                for (int i = 0; i < 2; i++, to += BOX, row += 64) {
-                    for (int k = 0; k < 3; k++) load(to + k * TILE, &qkv, col + k * wide, row, bar);
-                    load(to + 3 * TILE, &grad, col, row, bar);
-                    load(to + 4 * TILE, &mixed, col, row, bar);
+    if (warpgroup == WARPGROUPS) {
+        decrease_registers<24>();
+        if (thread == WARPGROUPS * 128)
+            for (int n = 0, bh = blockIdx.x; bh < total_heads; n++, bh += gridDim.x) {
+                int token = bh / heads * SEQ_LENGTH, col = bh % heads * HEAD_DIM;
+                u32 dst = base + n % 2 * STAGE_BYTES, barrier = full_barrier + n % 2 * 8;
+                mbarrier_wait(empty_barrier + n % 2 * 8, (n / 2 & 1) ^ 1);
+                mbarrier_expect_tx(barrier, STAGE_BYTES);
+                for (int i = 0; i < 2; i++, dst += BOX_BYTES, token += 64) {
+                    for (int k = 0; k < 3; k++)
+                        tma_load(dst + k * HEAD_BYTES, &qkv, col + k * hidden, token, barrier);
+                    tma_load(dst + 3 * HEAD_BYTES, &grad_out, col, token, barrier);
+                    tma_load(dst + 4 * HEAD_BYTES, &out, col, token, barrier);
                 }
             }
         return;
     }
-    more_registers<240>();
+    increase_registers<240>();
     int lane = thread % 32, warp = thread / 32 % 4, leader = thread % 128 == 0;
-    int line = warp * 16 + lane / 4, side = lane % 4 * 2;  // of a thread's numbers: row, column
-    int query = thread / 2, half = thread % 2;  // two threads find what is the same for all keys
-    // Keys n and n + 8 of a thread are one pair, and it has no other.
-    u32 across = key_at((4 * group + warp) * 8 + lane / 4, mix(seed[1])), start = mix(seed[0]);
-    u32 bound = drop_bound(drops);
-    auto ask = [&](int b) {
-        return half ? documents[b / heads * LENGTH + query]
-                    : __float_as_int(logs[b * LENGTH + query]);
+    // Row and column of the thread's first accumulator
+    int frag_row = warp * 16 + lane / 4, frag_col = lane % 4 * 2;
+    int query = thread / 2, half = thread % 2;  // two threads share a query
+    // Keys n and n + 8 form a dropout pair; a thread has exactly one pair.
+    u32 pair_key = rng_key((4 * warpgroup + warp) * 8 + lane / 4, mix_bits(seed[1]));
+    u32 query_seed = mix_bits(seed[0]);
+    u32 threshold = drop_threshold(drop_count);
+    auto load_row_stat = [&](int bh) {
+        return half ? doc_ids[bh / heads * SEQ_LENGTH + query]
+                    : __float_as_int(lse[bh * SEQ_LENGTH + query]);
     };
-    int known = ask(blockIdx.x);
-    for (int n = 0, b = blockIdx.x; b < count; n++, b += gridDim.x) {
-        u32 q = base + n % 2 * LOADED, k = q + TILE, v = k + TILE, g = v + TILE, o = g + TILE;
-        float odds[64], slope[64];
-        wait(full + n % 2 * 8, n / 2 & 1);
-        mma_fence();
+    int row_stat = load_row_stat(blockIdx.x);
+    for (int n = 0, bh = blockIdx.x; bh < total_heads; n++, bh += gridDim.x) {
+        u32 q = base + n % 2 * STAGE_BYTES, k = q + HEAD_BYTES, v = k + HEAD_BYTES;
+        u32 g = v + HEAD_BYTES, o = g + HEAD_BYTES;
+        float scores[64], grad_probs[64];
+        mbarrier_wait(full_barrier + n % 2 * 8, n / 2 & 1);
+        wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < SIZE / 16; i++) {
-            u64 left = tile(k + group * BOX + i * 32, 16), right = tile(q + i * 32, 16);
-            if (i == 0) first_mma(odds, left, right);
-            else mma(odds, left, right);
+        for (int i = 0; i < HEAD_DIM / 16; i++) {
+            u64 a_desc = smem_desc(k + warpgroup * BOX_BYTES + i * 32, 16);
+            u64 b_desc = smem_desc(q + i * 32, 16);
+            if (i == 0) wgmma_first(scores, a_desc, b_desc);
+            else wgmma(scores, a_desc, b_desc);
         }
 #pragma unroll
-        for (int i = 0; i < SIZE / 16; i++) {
-            u64 left = tile(v + group * BOX + i * 32, 16), right = tile(g + i * 32, 16);
-            if (i == 0) first_mma(slope, left, right);
-            else mma(slope, left, right);
+        for (int i = 0; i < HEAD_DIM / 16; i++) {
+            u64 a_desc = smem_desc(v + warpgroup * BOX_BYTES + i * 32, 16);
+            u64 b_desc = smem_desc(g + i * 32, 16);
+            if (i == 0) wgmma_first(grad_probs, a_desc, b_desc);
+            else wgmma(grad_probs, a_desc, b_desc);
         }
-        mma_commit();
-        float back = 0;
+        wgmma_commit();
+        float neg_delta = 0;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            u32 where = query * 128 + (((4 * half + i) ^ (query & 7)) << 4);
-            back += dot(shared_four(g + where), shared_four(o + where));
+            u32 offset = query * 128 + (((4 * half + i) ^ (query & 7)) << 4);
+            neg_delta += dot_bf16(ld_shared4(g + offset), ld_shared4(o + offset));
         }
-        back = (back + __shfl_xor_sync(0xFFFFFFFFu, back, 1)) * (-1 / rescale);
-        set_shared(base + (half ? AT_PAPERS : AT_LOGS) + 4 * query, known);
-        if (half) set_shared(base + AT_DOWN + 4 * query, key_at(b * LENGTH + query, start));
-        else set_shared(base + AT_BACK + 4 * query, __float_as_uint(back));
-        if (leader) wait_store<0>();  // what went out of the slopes' memory
-        both_sync();
-        if (b + gridDim.x < count) known = ask(b + gridDim.x);
-        mma_wait<0>();
+        neg_delta = (neg_delta + __shfl_xor_sync(0xFFFFFFFFu, neg_delta, 1)) * (-1 / rescale);
+        st_shared(base + (half ? SMEM_DOC_IDS : SMEM_LSE) + 4 * query, row_stat);
+        if (half)
+            st_shared(base + SMEM_KEYS + 4 * query, rng_key(bh * SEQ_LENGTH + query, query_seed));
+        else
+            st_shared(base + SMEM_NEG_DELTA + 4 * query, __float_as_uint(neg_delta));
+        if (leader) tma_store_wait<0>();  // the stores that read the memory of the score gradients
+        consumers_sync();
+        if (bh + gridDim.x < total_heads) row_stat = load_row_stat(bh + gridDim.x);
+        wgmma_wait<0>();
 
-        u32 papers = base + AT_PAPERS, own = papers + 4 * (group * 64 + line);
-        keep_apart(odds, papers, own, side);
-        u32 used[32], slopes[32];
+        u32 docs_addr = base + SMEM_DOC_IDS, own_doc = docs_addr + 4 * (warpgroup * 64 + frag_row);
+        mask_other_documents(scores, docs_addr, own_doc, frag_col);
+        u32 probs[32], grad_scores[32];
 #pragma unroll
         for (int j = 0; j < 16; j++) {
-            u32 where = base + 4 * (8 * j + side);
-            float2 log = shared_floats(where + AT_LOGS), back = shared_floats(where + AT_BACK);
-            uint2 down = shared_pair(where + AT_DOWN);
-            weigh(odds + 4 * j, slope + 4 * j, scale, log, back, down, across, bound, used + 2 * j,
-                  slopes + 2 * j);
+            u32 addr = base + 4 * (8 * j + frag_col);
+            float2 lse_pair = ld_shared_float2(addr + SMEM_LSE);
+            float2 neg_delta = ld_shared_float2(addr + SMEM_NEG_DELTA);
+            uint2 query_keys = ld_shared2(addr + SMEM_KEYS);
+            softmax_backward(scores + 4 * j, grad_probs + 4 * j, scale, lse_pair, neg_delta,
+                             query_keys, pair_key, threshold, probs + 2 * j, grad_scores + 2 * j);
         }
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            put_columns(base + AT_SLOPES + i / 4 * TILE + group * BOX, i % 4, slopes + 4 * i);
-        written();
+            stmatrix_columns(base + SMEM_GRAD_SCORES + i / 4 * HEAD_BYTES + warpgroup * BOX_BYTES,
+                             i % 4, grad_scores + 4 * i);
+        async_proxy_fence();
 
-        float of_v[32], of_k[32], of_q[32];
-        mma_fence();
-        first_mma<1>(of_v, used, tile(g, 16));
+        float grad_v[32], grad_k[32], grad_q[32];
+        wgmma_fence();
+        wgmma_first<1>(grad_v, probs, smem_desc(g, 16));
 #pragma unroll
-        for (int i = 1; i < 8; i++) mma<1>(of_v, used + 4 * i, tile(g + i * 2048, 16));
-        first_mma<1>(of_k, slopes, tile(q, 16));
-#pragma unroll
-        for (int i = 1; i < 8; i++) mma<1>(of_k, slopes + 4 * i, tile(q + i * 2048, 16));
-        both_sync();  // a group's queries have slopes for the keys of both
-        u32 mine = base + AT_SLOPES + group * TILE;
-        first_mma<1, 1>(of_q, tile(mine, 16), tile(k, 16));
+        for (int i = 1; i < 8; i++) wgmma<1>(grad_v, probs + 4 * i, smem_desc(g + i * 2048, 16));
+        wgmma_first<1>(grad_k, grad_scores, smem_desc(q, 16));
 #pragma unroll
         for (int i = 1; i < 8; i++)
-            mma<1, 1>(of_q, tile(mine + i * 2048, 16), tile(k + i * 2048, 16));
-        mma_commit();
-        mma_wait<0>();
-        if (leader) arrive(empty + n % 2 * 8);
+            wgmma<1>(grad_k, grad_scores + 4 * i, smem_desc(q + i * 2048, 16));
+        consumers_sync();  // each warpgroup now has the score gradients of all keys
+        u32 own_grad_scores = base + SMEM_GRAD_SCORES + warpgroup * HEAD_BYTES;
+        wgmma_first<1, 1>(grad_q, smem_desc(own_grad_scores, 16), smem_desc(k, 16));
+#pragma unroll
+        for (int i = 1; i < 8; i++)
+            wgmma<1, 1>(grad_q, smem_desc(own_grad_scores + i * 2048, 16),
+                        smem_desc(k + i * 2048, 16));
+        wgmma_commit();
+        wgmma_wait<0>();
+        if (leader) mbarrier_arrive(empty_barrier + n % 2 * 8);
 
-        int row = b / heads, col = b % heads * SIZE;
+        int seq = bh / heads, col = bh % heads * HEAD_DIM;
         float factor = scale * 0.6931471805599453f * rescale;
-        auto leave = [&](u32 where, const float* x, float factor) {
+        auto stage_tile = [&](u32 addr, const float* x, float factor) {
             u32 pairs[16];
 #pragma unroll
             for (int j = 0; j < 16; j++)
-                pairs[j] = pack(x[2 * j] * factor, x[2 * j + 1] * factor);
-            put(where, pairs);
+                pairs[j] = pack_bf16(x[2 * j] * factor, x[2 * j + 1] * factor);
+            stmatrix_tile(addr, pairs);
         };
-        // These slopes no one else reads, so that there is room for a third.
-        u32 to_q = base + AT_STAGE + group * 2 * BOX, to_v = to_q + BOX, to_k = mine;
-        leave(to_q, of_q, factor);
-        leave(to_k, of_k, factor);
-        leave(to_v, of_v, rescale);
-        written();
-        group_sync(group);
+        // No other warpgroup reads these score gradients any more: reuse them as a third output
+        // box.
+        u32 out_q = base + SMEM_OUT + warpgroup * 2 * BOX_BYTES, out_v = out_q + BOX_BYTES;
+        u32 out_k = own_grad_scores;
+        stage_tile(out_q, grad_q, factor);
+        stage_tile(out_k, grad_k, factor);
+        stage_tile(out_v, grad_v, rescale);
+        async_proxy_fence();
+        warpgroup_sync(warpgroup);
         if (leader) {
-            int first = row * LENGTH + group * 64;
-            store(&of_qkv, to_q, col, first);
-            store(&of_qkv, to_k, col + wide, first);
-            store(&of_qkv, to_v, col + 2 * wide, first);
-            commit_store();
+            int first_token = seq * SEQ_LENGTH + warpgroup * 64;
+            tma_store(&grad_qkv, out_q, col, first_token);
+            tma_store(&grad_qkv, out_k, col + hidden, first_token);
+            tma_store(&grad_qkv, out_v, col + 2 * hidden, first_token);
+            tma_store_commit();
         }
         float q_sums[4] = {}, v_sums[4] = {};
-        mma_fence();
+        wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            sum_mma(q_sums, tile(to_q + i * 2048, 16), ones_at(base + AT_ONES));
-            sum_mma(v_sums, tile(to_v + i * 2048, 16), ones_at(base + AT_ONES));
+            wgmma_sum_rows(q_sums, smem_desc(out_q + i * 2048, 16), ones_desc(base + SMEM_ONES));
+            wgmma_sum_rows(v_sums, smem_desc(out_v + i * 2048, 16), ones_desc(base + SMEM_ONES));
         }
-        mma_commit();
-        mma_wait<0>();
+        wgmma_commit();
+        wgmma_wait<0>();
         if (lane % 4 == 0) {
-            float* to = sums + (u64)(row * GROUPS + group) * 3 * wide + col + line;
-            to[0] = q_sums[0], to[8] = q_sums[2];
-            to[wide] = 0, to[wide + 8] = 0;
-            to[2 * wide] = v_sums[0], to[2 * wide + 8] = v_sums[2];
+            float* dst =
+                bias_partials + (u64)(seq * WARPGROUPS + warpgroup) * 3 * hidden + col + frag_row;
+            dst[0] = q_sums[0], dst[8] = q_sums[2];
+            dst[hidden] = 0, dst[hidden + 8] = 0;
+            dst[2 * hidden] = v_sums[0], dst[2 * hidden + 8] = v_sums[2];
         }
     }
-    if (leader) wait_store<0>();  // shared memory is another program's after the end
+    if (leader) tma_store_wait<0>();  // shared memory may be reused after the block exits
 }
-}  // namespace back
+}  // namespace backward

@@ -1,79 +1,81 @@
-// Attention over rows of 128 tokens, between the products.
+// Softmax and dropout of attention over sequences of 128 tokens, between the GEMMs.
 
-constexpr int LENGTH = 128;
-__device__ __forceinline__ float power(float x) {
+constexpr int SEQ_LENGTH = 128;
+DEVICE float exp2_approx(float x) {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-__device__ __forceinline__ float logarithm(float x) {
+DEVICE float log2_approx(float x) {
     float r;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// Between documents, whose numbers are at `papers`, nothing is seen; a thread's rows have theirs
-// at `own` and eight further.
-__device__ __forceinline__ void keep_apart(float (&scores)[64], u32 papers, u32 own, int side) {
-    if (shared_word(papers) == shared_word(papers + 4 * (LENGTH - 1))) return;
-    u32 own0 = shared_word(own), own1 = shared_word(own + 32);
+// Masks the scores between different documents. `doc_ids` is the shared memory address of the
+// sequence's ids, `own_doc` that of this thread's first row; the second is eight further.
+DEVICE void mask_other_documents(float (&scores)[64], u32 doc_ids, u32 own_doc, int frag_col) {
+    if (ld_shared(doc_ids) == ld_shared(doc_ids + 4 * (SEQ_LENGTH - 1))) return;
+    u32 own0 = ld_shared(own_doc), own1 = ld_shared(own_doc + 32);
 #pragma unroll
     for (int j = 0; j < 16; j++) {
-        uint2 paper = shared_pair(papers + 4 * (8 * j + side));
-        if (paper.x != own0) scores[4 * j] = -1e30f;
-        if (paper.y != own0) scores[4 * j + 1] = -1e30f;
-        if (paper.x != own1) scores[4 * j + 2] = -1e30f;
-        if (paper.y != own1) scores[4 * j + 3] = -1e30f;
+        uint2 doc_id = ld_shared2(doc_ids + 4 * (8 * j + frag_col));
+        if (doc_id.x != own0) scores[4 * j] = -1e30f;
+        if (doc_id.y != own0) scores[4 * j + 1] = -1e30f;
+        if (doc_id.x != own1) scores[4 * j + 2] = -1e30f;
+        if (doc_id.y != own1) scores[4 * j + 3] = -1e30f;
     }
 }
 
-// --- Forth: tiles (queries, keys), of which a group has 64 queries
+// --- Forward: tiles (queries, keys); a warpgroup has 64 queries.
 
-__device__ __forceinline__ float row_top(float x) {
+DEVICE float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 2));
 }
-// Two keys and a query: odds become what of them is used.
-__device__ __forceinline__ void lose(float& odds0, float& odds1, u32 bits, u32 bound) {
+// Dropout of two keys' probabilities for one query, without rescaling.
+DEVICE void zero_dropped(float& p0, float& p1, u32 bits, u32 threshold) {
     asm("{ .reg .pred p, q; setp.ge.f16x2 p|q, %2, %3;\n"
         "@p mov.f32 %0, 0f00000000; @q mov.f32 %1, 0f00000000; }"
-        : "+f"(odds0), "+f"(odds1) : "r"(bits), "r"(bound));
+        : "+f"(p0), "+f"(p1) : "r"(bits), "r"(threshold));
 }
-// Scores of two queries become used odds, in pairs and as the first factor of a product; `down` and
-// `across` are the keys of these queries and of a thread's pairs. The queries get their highest
-// scores, times `scale`, and what the odds sum up to, of which four threads have a part each.
-__device__ __forceinline__ void softmax(
-    float (&odds)[64], float scale, const u32 (&across)[16], const u32 (&down)[2], u32 bound,
-    float (&top)[2], float (&total)[2], u32 (&used)[32])
+// Turns the scores of two queries into exp scores after dropout, packed as the A operand of the
+// next GEMM. `row_keys` and `col_keys` are the dropout keys of the queries and of the thread's
+// pairs of keys. `row_max` gets the scaled maxima, `row_sum` this thread's share of the sum of exp
+// scores.
+DEVICE void softmax_dropout(
+    float (&scores)[64], float scale, const u32 (&col_keys)[16], const u32 (&row_keys)[2],
+    u32 threshold, float (&row_max)[2], float (&row_sum)[2], u32 (&probs)[32])
 {
-    float high[4] = {odds[0], odds[1], odds[2], odds[3]}, sum[4] = {};
+    float partial_max[4] = {scores[0], scores[1], scores[2], scores[3]}, partial_sum[4] = {};
 #pragma unroll
-    for (int j = 4; j < 64; j++) high[j % 4] = fmaxf(high[j % 4], odds[j]);
+    for (int j = 4; j < 64; j++) partial_max[j % 4] = fmaxf(partial_max[j % 4], scores[j]);
 #pragma unroll
-    for (int h = 0; h < 2; h++) top[h] = row_top(fmaxf(high[2 * h], high[2 * h + 1])) * scale;
+    for (int h = 0; h < 2; h++)
+        row_max[h] = quad_max(fmaxf(partial_max[2 * h], partial_max[2 * h + 1])) * scale;
 #pragma unroll
-    for (int j = 14; j >= 0; j -= 2) {  // so that pairs find room where scores were
-        float *p = odds + 4 * j, *other = p + 4;
+    for (int j = 14; j >= 0; j -= 2) {  // descending: the packed pairs reuse the scores' registers
+        float *p = scores + 4 * j, *other = p + 4;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            p[i] = power(p[i] * scale - top[i / 2 % 2]);
-            sum[i % 4] += p[i];
+            p[i] = exp2_approx(p[i] * scale - row_max[i / 2 % 2]);
+            partial_sum[i % 4] += p[i];
         }
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            lose(p[i], other[i], fold(across[j + i % 2], down[i / 2]), bound);
+            zero_dropped(p[i], other[i], rng_bits(col_keys[j + i % 2], row_keys[i / 2]), threshold);
 #pragma unroll
-        for (int i = 0; i < 4; i++) used[2 * j + i] = pack(p[2 * i], p[2 * i + 1]);
+        for (int i = 0; i < 4; i++) probs[2 * j + i] = pack_bf16(p[2 * i], p[2 * i + 1]);
     }
 #pragma unroll
-    for (int h = 0; h < 2; h++) total[h] = sum[2 * h] + sum[2 * h + 1];
+    for (int h = 0; h < 2; h++) row_sum[h] = partial_sum[2 * h] + partial_sum[2 * h + 1];
 }
 
-// --- Back: tiles (keys, queries), of which a group has 64 keys
+// --- Backward: tiles (keys, queries); a warpgroup has 64 keys.
 
-// Dropout, as in attention_dropout.py, for two keys and a query: odds become what of them is used,
-// slopes those of the scores.
-__device__ __forceinline__ void drop(
-    float& odds0, float& odds1, float& slope0, float& slope1, float back, u32 bits, u32 bound)
+// Dropout, as in the Triton kernels, for two keys and one query: `p` becomes the
+// probability after dropout, `d` the gradient of the score.
+DEVICE void dropout_backward(
+    float& p0, float& p1, float& d0, float& d1, float neg_delta, u32 bits, u32 threshold)
 {
     asm("{ .reg .pred p, q; .reg .f32 a, b;\n"
         "setp.ge.f16x2 p|q, %5, %6;\n"
@@ -81,19 +83,21 @@ __device__ __forceinline__ void drop(
         "@!p fma.rn.f32 a, %0, %2, a; @!q fma.rn.f32 b, %1, %3, b;\n"
         "mov.f32 %2, a; mov.f32 %3, b;\n"
         "selp.f32 %0, 0f00000000, %0, p; selp.f32 %1, 0f00000000, %1, q; }"
-        : "+f"(odds0), "+f"(odds1), "+f"(slope0), "+f"(slope1)
-        : "f"(back), "r"(bits), "r"(bound));
+        : "+f"(p0), "+f"(p1), "+f"(d0), "+f"(d1)
+        : "f"(neg_delta), "r"(bits), "r"(threshold));
 }
-// Of two queries, which have these notes, and a thread's two keys, a pair with the key `across`:
-// scores p become used odds, slopes d those of the scores.
-__device__ __forceinline__ void weigh(
-    float* p, float* d, float scale, float2 log, float2 back, uint2 down, u32 across, u32 bound,
-    u32* used, u32* slopes)
+// For two queries and the thread's two keys, which share `pair_key`: scores `p` become
+// probabilities after dropout, `d` (the gradient of the probabilities) becomes that of the scores.
+DEVICE void softmax_backward(
+    float* p, float* d, float scale, float2 lse, float2 neg_delta, uint2 query_keys, u32 pair_key,
+    u32 threshold, u32* probs, u32* grad_scores)
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++) p[i] = power(p[i] * scale - (i % 2 ? log.y : log.x));
-    drop(p[0], p[2], d[0], d[2], back.x, fold(across, down.x), bound);
-    drop(p[1], p[3], d[1], d[3], back.y, fold(across, down.y), bound);
-    used[0] = pack(p[0], p[1]), used[1] = pack(p[2], p[3]);
-    slopes[0] = pack(d[0], d[1]), slopes[1] = pack(d[2], d[3]);
+    for (int i = 0; i < 4; i++) p[i] = exp2_approx(p[i] * scale - (i % 2 ? lse.y : lse.x));
+    u32 bits_x = rng_bits(pair_key, query_keys.x);
+    dropout_backward(p[0], p[2], d[0], d[2], neg_delta.x, bits_x, threshold);
+    u32 bits_y = rng_bits(pair_key, query_keys.y);
+    dropout_backward(p[1], p[3], d[1], d[3], neg_delta.y, bits_y, threshold);
+    probs[0] = pack_bf16(p[0], p[1]), probs[1] = pack_bf16(p[2], p[3]);
+    grad_scores[0] = pack_bf16(d[0], d[1]), grad_scores[1] = pack_bf16(d[2], d[3]);
 }

@@ -1,30 +1,33 @@
-// Random bits for dropout, as in dropout.py.
+// Random bits for dropout, the same as those of the Triton kernels.
 
-constexpr u32 FIRST = 0x7FEB352Du, SECOND = 0x846CA68Bu, GOLDEN = 0x9E3779B1u, INFINITE = 0x7C00;
-__device__ __forceinline__ u32 mix(u32 x) {
+constexpr u32 MIX_1 = 0x7FEB352Du, MIX_2 = 0x846CA68Bu, GOLDEN_RATIO = 0x9E3779B1u;
+constexpr u32 HALF_INFINITY = 0x7C00;
+DEVICE u32 mix_bits(u32 x) {
     x ^= x >> 16;
-    x *= FIRST;
+    x *= MIX_1;
     x ^= x >> 15;
-    x *= SECOND;
+    x *= MIX_2;
     return x ^ (x >> 16);
 }
-// Written out, because the compiler would add the zeros that words of 64 bits begin with.
-__device__ __forceinline__ u32 fold(u32 x, u32 y) {
+// Both halves of the 64-bit product, combined by xor. In PTX because the compiler would add the
+// zero upper halves of the factors.
+DEVICE u32 rng_bits(u32 x, u32 y) {
     u32 r;
     asm("{ .reg .b64 w; .reg .b32 l, h;\n"
         "mul.wide.u32 w, %1, %2; mov.b64 {l, h}, w; xor.b32 %0, l, h; }"
         : "=r"(r) : "r"(x), "r"(y));
     return r;
 }
-__device__ __forceinline__ u32 key_at(u32 index, u32 start) {
-    return fold(index * GOLDEN + start, SECOND) | 1;
+DEVICE u32 rng_key(u32 index, u32 seed) {
+    return rng_bits(index * GOLDEN_RATIO + seed, MIX_2) | 1;
 }
-// Halves of a word that are at least this drop their element; so many patterns of 65,536 are.
-__device__ __forceinline__ u32 drop_bound(int drops) { return (INFINITE + 1 - drops) * 0x10001u; }
-// Two elements, the lower half's and the upper half's
-__device__ __forceinline__ void drop(float& low, float& high, u32 bits, u32 bound, float rescale) {
+// An element is dropped when its half word, compared as a float16, is at least this threshold;
+// `drop_count` of 65,536 patterns are.
+DEVICE u32 drop_threshold(int drop_count) { return (HALF_INFINITY + 1 - drop_count) * 0x10001u; }
+// Drops two elements, those of the lower and the upper half word, and rescales the rest.
+DEVICE void apply_dropout(float& low, float& high, u32 bits, u32 threshold, float rescale) {
     asm("{ .reg .pred p, q; setp.ge.f16x2 p|q, %2, %3;\n"
         "mul.f32 %0, %0, %4; mul.f32 %1, %1, %4;\n"
         "@p mov.f32 %0, 0f00000000; @q mov.f32 %1, 0f00000000; }"
-        : "+f"(low), "+f"(high) : "r"(bits), "r"(bound), "f"(rescale));
+        : "+f"(low), "+f"(high) : "r"(bits), "r"(threshold), "f"(rescale));
 }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from electra.kernels.any_gpu.attention import SIZE, WHOLE, settings
-from electra.kernels.cuda.runtime import GROUPS, SLAB, launch, tiles, usable
+from electra.kernels.cuda.runtime import WARPGROUPS, WARP_ROWS, launch, tensor_map, is_supported
 from electra.kernels.any_gpu.dropout import by_halves, drop_count, rescale
 from electra.kernels.any_gpu.launch import programs
 from electra.kernels.layer_params import NAMES, Back, Forth, Kept
@@ -32,7 +32,7 @@ def by_rows(
     """Whether a network with such layers is computed here."""
     shape = (documents.shape[1], heads, *contract.shape) == (WHOLE, WIDTH // SIZE, WIDTH, INNER)
     fits = shape and all(map(by_halves, dropouts))
-    return fits and dtype == torch.bfloat16 and usable(documents.device)
+    return fits and dtype == torch.bfloat16 and is_supported(documents.device)
 
 
 def rows_forward(
@@ -63,8 +63,8 @@ def rows_forward(
     length, _, scale, odds_drops, odds_rescale = settings(WHOLE, 1, SIZE, attention_dropout)
     rows = tokens // length
     launch(
-        "rows.rows_forward", programs(rows, x.device, 1), FORTH_SHARED,
-        *(tiles(t.flatten(0, 1)) for t in read), *(tiles(t.flatten(0, 1), SLAB) for t in left),
+        "fused_encoder_forward.fused_encoder_forward", programs(rows, x.device, 1), FORTH_SHARED,
+        *(tensor_map(t.flatten(0, 1)) for t in read), *(tensor_map(t.flatten(0, 1), WARP_ROWS) for t in left),
         vectors, bias, kept.logs, kept.scale1, kept.scale2, kept.slope, documents, seeds, rows,
         layers, scale, eps, drop_count(dropout), rescale(dropout), odds_drops, odds_rescale,
     )  # fmt: skip
@@ -86,8 +86,8 @@ def rows_backward(
     length, _, scale, odds_drops, odds_rescale = settings(WHOLE, 1, SIZE, attention_dropout)
     layers, rows = len(vectors), len(grad) // length
     launch(
-        "rowsback.rows_backward", programs(rows, grad.device, 1), BACK_SHARED, tiles(grad),
-        *(tiles(t.flatten(0, 1)) for t in (*read, *back)), tiles(of_input),
+        "fused_encoder_backward.fused_encoder_backward", programs(rows, grad.device, 1), BACK_SHARED, tensor_map(grad),
+        *(tensor_map(t.flatten(0, 1)) for t in (*read, *back)), tensor_map(of_input),
         vectors, kept.slope, kept.scale1, kept.scale2, kept.logs, documents, seeds, *sums, rows,
         layers, scale, drop_count(dropout), rescale(dropout), odds_drops, odds_rescale,
     )  # fmt: skip
@@ -96,4 +96,4 @@ def rows_backward(
 
 def rows_parts(documents: Tensor) -> int:
     """How many parts the sums of `rows_backward` come in."""
-    return GROUPS * len(documents)
+    return WARPGROUPS * len(documents)

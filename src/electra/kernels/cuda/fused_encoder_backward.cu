@@ -1,525 +1,578 @@
-// The way back through all layers of a network that is 64 wide and has one head, over rows of 128
-// tokens, for Hopper GPUs.
+// The backward pass of all layers of an encoder with hidden size 64, one head and FFN size 256, for
+// sequences of 128 tokens, in bf16.
 //
-// No row has to know of another: a program goes with one from the last layer to the first, and each
-// of its groups has half of the tokens. A layer is what `narrow_backward_kernel` of narrow.py does,
-// and then what attend.cu does. The gradient of the residual stays in registers, those of what
-// attention mixed and of the projections in shared memory. Matrices and tiles come while others are
-// computed with, each as soon as its place is free.
+// Sequences are independent: a thread block takes one from the last layer to the first, each of its
+// two consumer warpgroups half of the tokens. The gradient of the residual stays in registers,
+// those of the attention output and of q, k and v in shared memory. A producer thread loads weights
+// and tiles ahead, each as soon as its place is free.
 
-constexpr int WIDTH = 64, INNER = 256, PIECES = INNER / 64, TILE = 2 * BOX;
-// Shared memory: matrices, of one layer each; tiles of the row: queries, keys, values, mixtures,
-// half of the slopes of the scores, the gradient of the mixtures, normalised rows of both norms;
-// barriers; ones; for each group notes; and the documents
-constexpr int AT_CONTRACT = 3 * BOX, AT_EXPAND = AT_CONTRACT + PIECES * BOX;
-constexpr int AT_ATTENDED = AT_EXPAND + PIECES * BOX, AT_Q = AT_ATTENDED + BOX;
-constexpr int AT_K = AT_Q + TILE, AT_V = AT_K + TILE, AT_O = AT_V + TILE, AT_S = AT_O + TILE;
-constexpr int AT_G = AT_S + TILE, AT_N1 = AT_G + TILE, AT_N2 = AT_N1 + TILE;
-constexpr int AT_BARS = AT_N2 + TILE, AT_ONES = AT_BARS + 256, AT_NOTES = AT_ONES + 256;
-// Notes: of both norms gains, and then keys of dropout; during attention of each of the group's
-// queries the logarithm, `back` and its key of dropout
-constexpr int GAINS = WIDTH * 4, AT_KEYS = 2 * GAINS, KEYS = WIDTH * 2, NOTES = AT_KEYS + 2 * KEYS;
-constexpr int BACK = 64 * 4, DOWN = 2 * BACK, AT_PAPERS = AT_NOTES + GROUPS * NOTES;
-static_assert(DOWN + 64 * 4 == NOTES && AT_PAPERS + LENGTH * 4 <= 232448, "it has to fit");
-static_assert(AT_PAPERS + LENGTH * 4 == 231936, "rows.py asks for as much");
-// Where vectors of a layer lie in memory: of both norms bias, gain and shift, then the expansion's
-constexpr int VECTORS = 6 * WIDTH + INNER;
-// What comes from memory; each has a barrier for its arrival and one for its place being free.
-enum Coming { PROJECT, CONTRACT, EXPAND, ATTENDED, NORMALS, SCORES, VALUES, MIXED, GRAD, COMING };
+constexpr int HIDDEN = 64, FFN = 256, FFN_BOXES = FFN / 64, SEQ_BYTES = 2 * BOX_BYTES;
+// Shared memory: the weights of one layer; tiles of the sequence: q, k, v, attention output
+// (context), half of the score gradients, the gradient of the context, x_hat of both LayerNorms;
+// barriers; ones; the stats, once per warpgroup; document ids
+constexpr int SMEM_DOWN_PROJ = 3 * BOX_BYTES, SMEM_UP_PROJ = SMEM_DOWN_PROJ + FFN_BOXES * BOX_BYTES;
+constexpr int SMEM_OUT_PROJ = SMEM_UP_PROJ + FFN_BOXES * BOX_BYTES;
+constexpr int SMEM_Q = SMEM_OUT_PROJ + BOX_BYTES;
+constexpr int SMEM_K = SMEM_Q + SEQ_BYTES, SMEM_V = SMEM_K + SEQ_BYTES;
+constexpr int SMEM_CONTEXT = SMEM_V + SEQ_BYTES, SMEM_GRAD_SCORES = SMEM_CONTEXT + SEQ_BYTES;
+constexpr int SMEM_GRAD_CONTEXT = SMEM_GRAD_SCORES + SEQ_BYTES;
+constexpr int SMEM_X_HAT1 = SMEM_GRAD_CONTEXT + SEQ_BYTES, SMEM_X_HAT2 = SMEM_X_HAT1 + SEQ_BYTES;
+constexpr int SMEM_BARRIERS = SMEM_X_HAT2 + SEQ_BYTES, SMEM_ONES = SMEM_BARRIERS + 256;
+constexpr int SMEM_STATS = SMEM_ONES + 256;
+// Stats: gamma and the dropout keys of both LayerNorms; during attention, for each of the
+// warpgroup's queries, its lse, `neg_delta` and dropout key
+constexpr int GAMMA_BYTES = HIDDEN * 4, KEYS = 2 * GAMMA_BYTES, KEY_BYTES = HIDDEN * 2;
+constexpr int STATS_BYTES = KEYS + 2 * KEY_BYTES;
+constexpr int NEG_DELTA = 64 * 4, QUERY_KEYS = 2 * NEG_DELTA;
+constexpr int SMEM_DOC_IDS = SMEM_STATS + WARPGROUPS * STATS_BYTES;
+static_assert(QUERY_KEYS + 64 * 4 == STATS_BYTES && SMEM_DOC_IDS + SEQ_LENGTH * 4 <= 232448,
+              "shared memory of an SM");
+static_assert(SMEM_DOC_IDS + SEQ_LENGTH * 4 == 231936,
+              "fused_encoder.py launches with as many bytes");
+// Vectors of a layer in global memory: of both LayerNorms bias, gamma and beta, then the bias of
+// the up projection
+constexpr int LAYER_PARAMS = 6 * HIDDEN + FFN;
+// What the producer loads; each has a barrier for its arrival and one for its place being free.
+enum Load { QKV_PROJ, DOWN_PROJ, UP_PROJ, OUT_PROJ, X_HATS, Q_AND_K, V, CONTEXT, GRAD_OUT, LOADS };
 
-// --- Products
+// --- GEMMs
 
-// A tile as products name it, so many times 16 bytes away from one that `name` was asked for: with
-// one addition, where `tile` takes a few instructions.
-__device__ __forceinline__ u32 name(u32 where) { return (u32)tile(where, 16); }
-__device__ __forceinline__ u64 tile(u32 named) {
+// The low word of a descriptor. Advancing it is one addition (in units of 16 bytes), where
+// `smem_desc` from an address takes a few instructions.
+DEVICE u32 desc_low(u32 addr) { return (u32)smem_desc(addr, 16); }
+DEVICE u64 smem_desc(u32 low) {
     u64 r;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(r) : "r"(named), "n"(1 << 30 | 1024 >> 4));
+    asm("mov.b64 %0, {%1, %2};" : "=l"(r) : "r"(low), "n"(1 << 30 | 1024 >> 4));
     return r;
 }
-constexpr int DOWN16 = 16 * 128 / 16, ACROSS16 = 16 * 2 / 16;  // rows or columns further
-// A tile's rows, one after the other in memory, times those of a tile of 128 rows
-__device__ __forceinline__ void multiply(float (&d)[64], u32 left, u32 right) {
+constexpr int ROWS16 = 16 * 128 / 16, COLS16 = 16 * 2 / 16;  // advance by 16 rows or columns
+// A 64 x 64 tile times the transpose of one with 128 rows
+DEVICE void gemm(float (&d)[64], u32 a_low, u32 b_low) {
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        if (k == 0) first_mma(d, tile(left), tile(right));
-        else mma(d, tile(left + k * ACROSS16), tile(right + k * ACROSS16));
+        if (k == 0) wgmma_first(d, smem_desc(a_low), smem_desc(b_low));
+        else wgmma(d, smem_desc(a_low + k * COLS16), smem_desc(b_low + k * COLS16));
 }
-// A tile's rows from registers times 64 columns of a matrix in shared memory, which lie in memory
-// side by side. NEW: without what was there before.
-template <bool NEW>
-__device__ __forceinline__ void multiply(float (&d)[32], const u32 (&rows)[16], u32 matrix) {
+// A 64 x 64 tile in registers times 64 columns of a weight, whose rows are K. FIRST overwrites the
+// accumulators.
+template <bool FIRST>
+DEVICE void gemm(float (&d)[32], const u32 (&a)[16], u32 weight) {
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        u64 right = tile(matrix + k * DOWN16);
-        if (NEW && k == 0) first_mma<1>(d, rows, right);
-        else mma<1>(d, rows + 4 * k, right);
+        u64 b_desc = smem_desc(weight + k * ROWS16);
+        if (FIRST && k == 0) wgmma_first<1>(d, a, b_desc);
+        else wgmma<1>(d, a + 4 * k, b_desc);
     }
 }
-// The same with 128 columns of the first factor
-__device__ __forceinline__ void multiply(float (&d)[32], const u32 (&rows)[32], u32 matrix) {
+// The same with K = 128
+DEVICE void gemm(float (&d)[32], const u32 (&a)[32], u32 weight) {
 #pragma unroll
     for (int k = 0; k < 8; k++) {
-        u64 right = tile(matrix + k * DOWN16);
-        if (k == 0) first_mma<1>(d, rows, right);
-        else mma<1>(d, rows + 4 * k, right);
+        u64 b_desc = smem_desc(weight + k * ROWS16);
+        if (k == 0) wgmma_first<1>(d, a, b_desc);
+        else wgmma<1>(d, a + 4 * k, b_desc);
     }
 }
-// Sums over a box's rows, as `sum_mma` has them, without any before
-__device__ __forceinline__ void add_up(float (&d)[4], u32 box, u64 ones) {
+// Sums over the rows of a box, for each column, as `wgmma_sum_rows`; overwrites.
+DEVICE void wgmma_col_sums(float (&d)[4], u32 box_low, u64 ones) {
     asm volatile(WGMMA("8") "{%0, %1, %2, %3}, %4, %5, 0, 1, 1, 1, 0;"
-                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) : "l"(tile(box)), "l"(ones));
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                 : "l"(smem_desc(box_low)), "l"(ones));
 #pragma unroll
-    for (int k = 1; k < 4; k++) sum_mma(d, tile(box + k * DOWN16), ones);
+    for (int k = 1; k < 4; k++) wgmma_sum_rows(d, smem_desc(box_low + k * ROWS16), ones);
 }
 
-KERNEL rows_backward(
-    MAP grad, MAP qkv_w, MAP attended_w, MAP expand_w, MAP contract_w, MAP qkv, MAP mixed,
-    MAP normal1, MAP normal2, MAP of_qkv, MAP of_attended, MAP of_inner, MAP of_outer, MAP of_input,
-    const float* vectors, const unsigned char* slopes, const float* scale1, const float* scale2,
-    const float* logs, const int* documents, const int* seeds, float* norm_sums, float* gelu_sums,
-    float* qkv_sums, int rows, int layers, float scale, int drops, float rescale,
-    int attention_drops, float attention_rescale)
+KERNEL fused_encoder_backward(
+    MAP grad_out, MAP qkv_proj, MAP out_proj, MAP up_proj, MAP down_proj, MAP qkv, MAP context,
+    MAP x_hat1, MAP x_hat2, MAP grad_qkv, MAP grad_out_proj, MAP grad_up, MAP grad_down,
+    MAP grad_x, const float* layer_params, const unsigned char* gelu_grad, const float* rstd1,
+    const float* rstd2, const float* lse, const int* doc_ids, const int* seeds,
+    float* norm_partials, float* up_bias_partials, float* qkv_bias_partials, int batch_size,
+    int layers, float scale, int drop_count, float rescale, int attention_drop_count,
+    float attention_rescale)
 {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    u32 base = at(memory), full = base + AT_BARS, empty = full + 8 * COMING;
-    u32 thread = threadIdx.x, lane = thread % 32, own = thread % 128;
-    int group = __shfl_sync(0xFFFFFFFFu, thread / 128, 0), tokens = rows * LENGTH;
-    bool brings = thread == GROUPS * 128;
-    // The barrier at which so many boxes are to arrive
-    auto expected = [&](int which, int boxes) {
-        expect(full + 8 * which, boxes * BOX);
-        return full + 8 * which;
+    extern __shared__ __align__(1024) unsigned char smem[];
+    u32 base = smem_addr(smem), full_barrier = base + SMEM_BARRIERS;
+    u32 empty_barrier = full_barrier + 8 * LOADS;
+    u32 thread = threadIdx.x, lane = thread % 32, wg_thread = thread % 128;
+    int warpgroup = __shfl_sync(0xFFFFFFFFu, thread / 128, 0), tokens = batch_size * SEQ_LENGTH;
+    bool is_producer = thread == WARPGROUPS * 128;
+    // The barrier, set to expect this many boxes
+    auto expect_boxes = [&](int load, int boxes) {
+        mbarrier_expect_tx(full_barrier + 8 * load, boxes * BOX_BYTES);
+        return full_barrier + 8 * load;
     };
-    auto bring_project = [&](int n) {
-        u32 bar = expected(PROJECT, 3);
-        for (int i = 0; i < 3; i++) load(base + i * BOX, &qkv_w, 0, (n * 3 + i) * 64, bar);
+    auto load_qkv_proj = [&](int layer) {
+        u32 barrier = expect_boxes(QKV_PROJ, 3);
+        for (int i = 0; i < 3; i++)
+            tma_load(base + i * BOX_BYTES, &qkv_proj, 0, (layer * 3 + i) * 64, barrier);
     };
-    auto bring_contract = [&](int n) {
-        u32 bar = expected(CONTRACT, PIECES);
-        for (int i = 0; i < PIECES; i++)
-            load(base + AT_CONTRACT + i * BOX, &contract_w, i * 64, n * 64, bar);
+    auto load_down_proj = [&](int layer) {
+        u32 barrier = expect_boxes(DOWN_PROJ, FFN_BOXES);
+        for (int i = 0; i < FFN_BOXES; i++)
+            tma_load(base + SMEM_DOWN_PROJ + i * BOX_BYTES, &down_proj, i * 64, layer * 64,
+                     barrier);
     };
-    auto bring_expand = [&](int n) {
-        u32 bar = expected(EXPAND, PIECES);
-        for (int i = 0; i < PIECES; i++)
-            load(base + AT_EXPAND + i * BOX, &expand_w, 0, (n * PIECES + i) * 64, bar);
+    auto load_up_proj = [&](int layer) {
+        u32 barrier = expect_boxes(UP_PROJ, FFN_BOXES);
+        for (int i = 0; i < FFN_BOXES; i++)
+            tma_load(base + SMEM_UP_PROJ + i * BOX_BYTES, &up_proj, 0, (layer * FFN_BOXES + i) * 64,
+                     barrier);
     };
-    auto bring_attended = [&](int n) {
-        load(base + AT_ATTENDED, &attended_w, 0, n * 64, expected(ATTENDED, 1));
+    auto load_out_proj = [&](int layer) {
+        tma_load(base + SMEM_OUT_PROJ, &out_proj, 0, layer * 64, expect_boxes(OUT_PROJ, 1));
     };
-    // Both halves of a tile of the row that begins there
-    auto bring = [&](int to, const Map& map, int x, int y, u32 bar) {
-        for (int i = 0; i < GROUPS; i++) load(base + to + i * BOX, &map, x, y + i * 64, bar);
+    // Both halves of a tile of the sequence
+    auto load_seq = [&](int dst, const TensorMap& map, int x, int y, u32 barrier) {
+        for (int i = 0; i < WARPGROUPS; i++)
+            tma_load(base + dst + i * BOX_BYTES, &map, x, y + i * 64, barrier);
     };
-    auto bring_normals = [&](int y) {
-        u32 bar = expected(NORMALS, 4);
-        bring(AT_N2, normal2, 0, y, bar);
-        bring(AT_N1, normal1, 0, y, bar);
+    auto load_x_hats = [&](int y) {
+        u32 barrier = expect_boxes(X_HATS, 4);
+        load_seq(SMEM_X_HAT2, x_hat2, 0, y, barrier);
+        load_seq(SMEM_X_HAT1, x_hat1, 0, y, barrier);
     };
-    call_next();
-    if (brings) {
-        for (int i = 0; i < COMING; i++)
-            bar_init(full + 8 * i, 1), bar_init(empty + 8 * i, GROUPS * 4);
-        bars_ready();
-        bring_contract(layers - 1);
-        bring_expand(layers - 1);
-        bring_attended(layers - 1);
-        bring_project(layers - 1);
+    pdl_launch_dependents();
+    if (is_producer) {
+        for (int i = 0; i < LOADS; i++) {
+            mbarrier_init(full_barrier + 8 * i, 1);
+            mbarrier_init(empty_barrier + 8 * i, WARPGROUPS * 4);
+        }
+        mbarrier_init_fence();
+        load_down_proj(layers - 1);
+        load_up_proj(layers - 1);
+        load_out_proj(layers - 1);
+        load_qkv_proj(layers - 1);
     }
-    await_before();
-    if (brings) bring_normals((layers - 1) * tokens + blockIdx.x * LENGTH);
-    if (thread < 64) set_shared(base + AT_ONES + 4 * thread, ONES);
-    written();
+    pdl_wait();
+    if (is_producer) load_x_hats((layers - 1) * tokens + blockIdx.x * SEQ_LENGTH);
+    if (thread < 64) st_shared(base + SMEM_ONES + 4 * thread, BF16_ONES);
+    async_proxy_fence();
     __syncthreads();
 
-    if (group == GROUPS) {
-        fewer_registers<24>();
-        if (!brings) return;
-        // In the order in which places become free, so that no wait is for what comes later. Places
-        // that a layer's first half leaves are for the layer below, or for the next row's last.
-        u32 step = 0, turn = 0;
-        for (int r = blockIdx.x; r < rows; r += gridDim.x, turn++)
-            for (int n = layers - 1; n >= 0; n--, step++) {
-                u32 bar, now = step & 1, before = now ^ 1;
-                int y = n * tokens + r * LENGTH, below = n ? n - 1 : layers - 1;
-                int next = n ? r : r + gridDim.x;
-                bool more = next < rows;
-                if (n == layers - 1) {
-                    wait(empty + 8 * GRAD, (turn & 1) ^ 1);
-                    bring(AT_S, grad, 0, r * LENGTH, expected(GRAD, 2));
+    if (warpgroup == WARPGROUPS) {
+        decrease_registers<24>();
+        if (!is_producer) return;
+        // In the order in which places become free, so that no wait is for something later. What
+        // the first half of a layer frees is loaded for the layer below, or for the last layer of
+        // the next sequence.
+        u32 layer_count = 0, seq_count = 0;
+        for (int seq = blockIdx.x; seq < batch_size; seq += gridDim.x, seq_count++)
+            for (int layer = layers - 1; layer >= 0; layer--, layer_count++) {
+                u32 barrier, phase = layer_count & 1, other_phase = phase ^ 1;
+                int y = layer * tokens + seq * SEQ_LENGTH, below = layer ? layer - 1 : layers - 1;
+                int next_seq = layer ? seq : seq + gridDim.x;
+                bool more = next_seq < batch_size;
+                if (layer == layers - 1) {
+                    mbarrier_wait(empty_barrier + 8 * GRAD_OUT, (seq_count & 1) ^ 1);
+                    load_seq(SMEM_GRAD_SCORES, grad_out, 0, seq * SEQ_LENGTH,
+                             expect_boxes(GRAD_OUT, 2));
                 }
-                wait(empty + 8 * SCORES, before);
-                bar = expected(SCORES, 4);
-                bring(AT_Q, qkv, 0, y, bar);
-                bring(AT_K, qkv, 64, y, bar);
-                for (int i = 0; i < GROUPS; i++) fetch(&mixed, 0, y + i * 64);
-                wait(empty + 8 * VALUES, before);
-                bring(AT_V, qkv, 128, y, expected(VALUES, 2));
-                if (step) {
-                    wait(empty + 8 * PROJECT, before);
-                    bring_project(n);
+                mbarrier_wait(empty_barrier + 8 * Q_AND_K, other_phase);
+                barrier = expect_boxes(Q_AND_K, 4);
+                load_seq(SMEM_Q, qkv, 0, y, barrier);
+                load_seq(SMEM_K, qkv, 64, y, barrier);
+                for (int i = 0; i < WARPGROUPS; i++) l2_prefetch(&context, 0, y + i * 64);
+                mbarrier_wait(empty_barrier + 8 * V, other_phase);
+                load_seq(SMEM_V, qkv, 128, y, expect_boxes(V, 2));
+                if (layer_count) {
+                    mbarrier_wait(empty_barrier + 8 * QKV_PROJ, other_phase);
+                    load_qkv_proj(layer);
                 }
-                int there = below * tokens + next * LENGTH;
+                int layer_row = below * tokens + next_seq * SEQ_LENGTH;
                 if (more) {
-                    for (int i = 0; i < GROUPS; i++) {
-                        fetch(&normal1, 0, there + i * 64);
-                        fetch(&normal2, 0, there + i * 64);
+                    for (int i = 0; i < WARPGROUPS; i++) {
+                        l2_prefetch(&x_hat1, 0, layer_row + i * 64);
+                        l2_prefetch(&x_hat2, 0, layer_row + i * 64);
                     }
-                    fetch(slopes + (u64)there * INNER, LENGTH * INNER);
-                    fetch(scale1 + there, LENGTH * 4);
-                    fetch(scale2 + there, LENGTH * 4);
-                    fetch(logs + there, LENGTH * 4);
-                    wait(empty + 8 * CONTRACT, now);
-                    bring_contract(below);
-                    wait(empty + 8 * EXPAND, now);
-                    bring_expand(below);
+                    l2_prefetch(gelu_grad + (u64)layer_row * FFN, SEQ_LENGTH * FFN);
+                    l2_prefetch(rstd1 + layer_row, SEQ_LENGTH * 4);
+                    l2_prefetch(rstd2 + layer_row, SEQ_LENGTH * 4);
+                    l2_prefetch(lse + layer_row, SEQ_LENGTH * 4);
+                    mbarrier_wait(empty_barrier + 8 * DOWN_PROJ, phase);
+                    load_down_proj(below);
+                    mbarrier_wait(empty_barrier + 8 * UP_PROJ, phase);
+                    load_up_proj(below);
                 }
-                wait(empty + 8 * MIXED, now);
-                bring(AT_O, mixed, 0, y, expected(MIXED, 2));
+                mbarrier_wait(empty_barrier + 8 * CONTEXT, phase);
+                load_seq(SMEM_CONTEXT, context, 0, y, expect_boxes(CONTEXT, 2));
                 if (more) {
-                    wait(empty + 8 * ATTENDED, now);
-                    bring_attended(below);
-                    wait(empty + 8 * NORMALS, now);
-                    bring_normals(there);
+                    mbarrier_wait(empty_barrier + 8 * OUT_PROJ, phase);
+                    load_out_proj(below);
+                    mbarrier_wait(empty_barrier + 8 * X_HATS, phase);
+                    load_x_hats(layer_row);
                 }
             }
         return;
     }
-    more_registers<240>();
-    bool leader = own == 0;
-    u32 line = own / 32 * 16 + lane / 4, side = lane % 4 * 2;  // of its numbers: row, column
-    u32 query = thread / 2, half = thread % 2;  // two threads find what is the same for all keys
-    u32 notes = base + AT_NOTES + group * NOTES, mine = base + group * BOX;
-    u32 v_box = mine + AT_V, o_box = mine + AT_O, s_box = mine + AT_S, g_box = mine + AT_G;
-    u32 n1_box = mine + AT_N1, n2_box = mine + AT_N2;
-    u32 bound = drop_bound(drops), odds_bound = drop_bound(attention_drops);
-    u32 step = 0, turn = 0;  // layers and rows that are done
-    auto ready = [&](int which) { wait(full + 8 * which, step & 1); };
-    auto done = [&](int which) {  // by each warp
-        if (lane == 0) arrive(empty + 8 * which);
+    increase_registers<240>();
+    bool leader = wg_thread == 0;
+    // Row and column of the thread's first accumulator
+    u32 frag_row = wg_thread / 32 * 16 + lane / 4, frag_col = lane % 4 * 2;
+    u32 query = thread / 2, half = thread % 2;  // two threads share a query
+    u32 stats = base + SMEM_STATS + warpgroup * STATS_BYTES;
+    u32 own_base = base + warpgroup * BOX_BYTES;
+    u32 v_box = own_base + SMEM_V, context_box = own_base + SMEM_CONTEXT;
+    u32 scores_box = own_base + SMEM_GRAD_SCORES, grad_box = own_base + SMEM_GRAD_CONTEXT;
+    u32 x_hat1_box = own_base + SMEM_X_HAT1, x_hat2_box = own_base + SMEM_X_HAT2;
+    u32 threshold = drop_threshold(drop_count);
+    u32 attention_threshold = drop_threshold(attention_drop_count);
+    u32 layer_count = 0, seq_count = 0;  // layers and sequences done
+    auto wait_load = [&](int load) { mbarrier_wait(full_barrier + 8 * load, layer_count & 1); };
+    auto release = [&](int load) {  // by each warp
+        if (lane == 0) mbarrier_arrive(empty_barrier + 8 * load);
     };
-    // What is there in shared memory, as products name it, and the group's half of a tile there
-    u32 named = name(base), named_ours = name(mine);
-    auto both = [&](int at) { return named + at / 16; };
-    auto ours = [&](int at) { return named_ours + at / 16; };
-    u64 ones = ones_at(base + AT_ONES);
-    // Sums over rows come in parts, one for each group of each row.
-    auto leave_sums = [&](float* to, const float (&total)[4]) {
-        if (lane % 4 == 0) to[line] = total[0], to[line + 8] = total[2];
+    // Descriptors of a place in shared memory, for the sequence and for the warpgroup's half
+    u32 base_low = desc_low(base), own_low = desc_low(own_base);
+    auto seq_desc = [&](int offset) { return base_low + offset / 16; };
+    auto own_desc = [&](int offset) { return own_low + offset / 16; };
+    u64 ones = ones_desc(base + SMEM_ONES);
+    // Sums over rows come as one partial per warpgroup and sequence.
+    auto store_sums = [&](float* dst, const float (&sums)[4]) {
+        if (lane % 4 == 0) dst[frag_row] = sums[0], dst[frag_row + 8] = sums[2];
     };
-    // What went out is read, and all threads of the group are here.
-    auto settle = [&] {
-        if (leader) wait_store<0>();
-        group_sync(group);
+    // Waits until the stores have read their boxes, and for the whole warpgroup.
+    auto wait_stores = [&] {
+        if (leader) tma_store_wait<0>();
+        warpgroup_sync(warpgroup);
     };
-    for (int r = blockIdx.x; r < rows; r += gridDim.x, turn++) {
-        int first = r * LENGTH + group * 64;  // of the group's tokens
-        int part = r * GROUPS + group, parts = rows * GROUPS;
-        u32 kept[16];  // of the gradient of a layer's input what does not come through projections
-        // All of it, from the gradients of layer n's projections, which lie where attention left
-        // them.
-        auto through = [&](float (&z)[32], int n) {
+    for (int seq = blockIdx.x; seq < batch_size; seq += gridDim.x, seq_count++) {
+        int first_token = seq * SEQ_LENGTH + warpgroup * 64;  // of the warpgroup
+        int partial = seq * WARPGROUPS + warpgroup, num_partials = batch_size * WARPGROUPS;
+        // Gradient of the layer's input, without the part through q, k and v
+        u32 residual_grad[16];
+        // Adds the part through a layer's q, k and v, whose gradients attention has left there.
+        auto add_qkv_grad = [&](float (&z)[32], int layer) {
             float q_sums[4], v_sums[4];
-            constexpr int boxes[3] = {AT_O, AT_S, AT_V};
-            wait(full + 8 * PROJECT, (step & 1) ^ 1);
-            mma_fence();
+            constexpr int boxes[3] = {SMEM_CONTEXT, SMEM_GRAD_SCORES, SMEM_V};
+            mbarrier_wait(full_barrier + 8 * QKV_PROJ, (layer_count & 1) ^ 1);
+            wgmma_fence();
 #pragma unroll
             for (int k = 0; k < 12; k++) {
-                u64 left = tile(ours(boxes[k / 4]) + k % 4 * ACROSS16);
-                u64 right = tile(named + k * DOWN16);
-                if (k == 0) first_mma<0, 1>(z, left, right);
-                else mma<0, 1>(z, left, right);
+                u64 a_desc = smem_desc(own_desc(boxes[k / 4]) + k % 4 * COLS16);
+                u64 b_desc = smem_desc(base_low + k * ROWS16);
+                if (k == 0) wgmma_first<0, 1>(z, a_desc, b_desc);
+                else wgmma<0, 1>(z, a_desc, b_desc);
             }
-            add_up(q_sums, ours(AT_O), ones);
-            add_up(v_sums, ours(AT_V), ones);
-            mma_commit();
-            mma_wait<0>();
-            float* to = qkv_sums + (n * parts + part) * 3 * WIDTH;
-            const float none[4] = {};
-            leave_sums(to, q_sums), leave_sums(to + WIDTH, none);
-            leave_sums(to + 2 * WIDTH, v_sums);
+            wgmma_col_sums(q_sums, own_desc(SMEM_CONTEXT), ones);
+            wgmma_col_sums(v_sums, own_desc(SMEM_V), ones);
+            wgmma_commit();
+            wgmma_wait<0>();
+            float* dst = qkv_bias_partials + (layer * num_partials + partial) * 3 * HIDDEN;
+            const float zeros[4] = {};
+            store_sums(dst, q_sums), store_sums(dst + HIDDEN, zeros);
+            store_sums(dst + 2 * HIDDEN, v_sums);
 #pragma unroll
-            for (int j = 0; j < 16; j++)
-                z[2 * j] = low(kept[j]) + z[2 * j], z[2 * j + 1] = high(kept[j]) + z[2 * j + 1];
+            for (int j = 0; j < 16; j++) {
+                z[2 * j] = bf16_low(residual_grad[j]) + z[2 * j];
+                z[2 * j + 1] = bf16_high(residual_grad[j]) + z[2 * j + 1];
+            }
         };
-        wait(full + 8 * GRAD, turn & 1);
-        get(s_box, kept);
-        for (int n = layers - 1; n >= 0; n--, step++) {
-            int there = n * tokens + first;
-            const int* seed = seeds + n * 12;
-            const float* vector = vectors + n * VECTORS;
-            // The gradient z of a norm's output becomes that of the residual; `used` is what
-            // dropout leaves of it. Terms of the gradients of gain and shift are in `of_gain` and
-            // `of_shift`.
-            auto norm = [&](float (&z)[32], const u32 (&normal)[16], int which, u32 start,
-                            const float (&inverse)[2], u32 (&of_gain)[16], u32 (&of_shift)[16],
-                            u32 (&used)[16]) {
-                float sum[2] = {}, along[2] = {};
-                u32 gains = notes + which * GAINS, keys = notes + AT_KEYS + which * KEYS;
-                u32 down[2] = {key_at(first + line, start), key_at(first + line + 8, start)};
+        mbarrier_wait(full_barrier + 8 * GRAD_OUT, seq_count & 1);
+        ldmatrix_tile(scores_box, residual_grad);
+        for (int layer = layers - 1; layer >= 0; layer--, layer_count++) {
+            int layer_row = layer * tokens + first_token;
+            const int* seed = seeds + layer * 12;
+            const float* vector = layer_params + layer * LAYER_PARAMS;
+            // Turns the gradient z of a LayerNorm's output into that of its residual; `branch` gets
+            // it after dropout. `gamma_terms` and `beta_terms` get what sums over rows to their
+            // gradients.
+            auto layernorm_backward = [&](
+                float (&z)[32], const u32 (&x_hat)[16], int norm, u32 row_seed,
+                const float (&rstd)[2], u32 (&gamma_terms)[16], u32 (&beta_terms)[16],
+                u32 (&branch)[16]) {
+                float mean[2] = {}, moment[2] = {};
+                u32 gamma_addr = stats + norm * GAMMA_BYTES;
+                u32 key_addr = stats + KEYS + norm * KEY_BYTES;
+                u32 row_keys[2] = {rng_key(first_token + frag_row, row_seed),
+                                   rng_key(first_token + frag_row + 8, row_seed)};
 #pragma unroll
                 for (int j = 0; j < 16; j++) {
                     int h = j % 2;
-                    float2 gain = shared_floats(gains + 4 * (j / 2 * 8 + side));
+                    float2 gamma = ld_shared_float2(gamma_addr + 4 * (j / 2 * 8 + frag_col));
                     float &g0 = z[2 * j], &g1 = z[2 * j + 1];
-                    float p0 = g0 * low(normal[j]), p1 = g1 * high(normal[j]);
-                    of_gain[j] = pack(p0, p1), of_shift[j] = pack(g0, g1);
-                    g0 *= gain.x, g1 *= gain.y;
-                    sum[h] += g0 + g1;
-                    along[h] += p0 * gain.x + p1 * gain.y;
+                    float p0 = g0 * bf16_low(x_hat[j]), p1 = g1 * bf16_high(x_hat[j]);
+                    gamma_terms[j] = pack_bf16(p0, p1), beta_terms[j] = pack_bf16(g0, g1);
+                    g0 *= gamma.x, g1 *= gamma.y;
+                    mean[h] += g0 + g1;
+                    moment[h] += p0 * gamma.x + p1 * gamma.y;
                 }
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    sum[h] = row_sum(sum[h]) * (inverse[h] / WIDTH);
-                    along[h] = row_sum(along[h]) * (inverse[h] / WIDTH);
+                    mean[h] = quad_sum(mean[h]) * (rstd[h] / HIDDEN);
+                    moment[h] = quad_sum(moment[h]) * (rstd[h] / HIDDEN);
                 }
 #pragma unroll
                 for (int j = 0; j < 16; j++) {
                     int h = j % 2;
                     float &d0 = z[2 * j], &d1 = z[2 * j + 1];
-                    d0 = d0 * inverse[h] - sum[h] - low(normal[j]) * along[h];
-                    d1 = d1 * inverse[h] - sum[h] - high(normal[j]) * along[h];
+                    d0 = d0 * rstd[h] - mean[h] - bf16_low(x_hat[j]) * moment[h];
+                    d1 = d1 * rstd[h] - mean[h] - bf16_high(x_hat[j]) * moment[h];
                     float u0 = d0, u1 = d1;
-                    u32 across = shared_word(keys + 4 * (j / 2 * 4 + side / 2));
-                    if (drops) drop(u0, u1, fold(down[h], across), bound, rescale);
-                    used[j] = pack(u0, u1);
+                    u32 col_key = ld_shared(key_addr + 4 * (j / 2 * 4 + frag_col / 2));
+                    if (drop_count)
+                        apply_dropout(u0, u1, rng_bits(row_keys[h], col_key), threshold, rescale);
+                    branch[j] = pack_bf16(u0, u1);
                 }
             };
-            // All that threads read from memory is asked for before the first product.
-            u32 words[8 * PIECES];
-            const uint4* slope_at = (const uint4*)(slopes + (u64)there * INNER) + own;
+            // Issues all global loads of the threads before the first GEMM.
+            u32 grad_words[8 * FFN_BOXES];
+            const uint4* grad_ptr = (const uint4*)(gelu_grad + (u64)layer_row * FFN) + wg_thread;
 #pragma unroll
-            for (int i = 0; i < 2 * PIECES; i++) {
-                uint4 a = __ldcs(slope_at + i * 128);
-                words[4 * i] = a.x, words[4 * i + 1] = a.y;
-                words[4 * i + 2] = a.z, words[4 * i + 3] = a.w;
+            for (int i = 0; i < 2 * FFN_BOXES; i++) {
+                uint4 a = __ldcs(grad_ptr + i * 128);
+                grad_words[4 * i] = a.x, grad_words[4 * i + 1] = a.y;
+                grad_words[4 * i + 2] = a.z, grad_words[4 * i + 3] = a.w;
             }
-            float inverse1[2], inverse2[2], gain = vector[(own / 64 * 3 + 1) * WIDTH + own % 64];
+            float own_rstd1[2], own_rstd2[2];
+            float gamma = vector[(wg_thread / 64 * 3 + 1) * HIDDEN + wg_thread % 64];
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                inverse1[h] = scale1[there + line + 8 * h];
-                inverse2[h] = scale2[there + line + 8 * h];
+                own_rstd1[h] = rstd1[layer_row + frag_row + 8 * h];
+                own_rstd2[h] = rstd2[layer_row + frag_row + 8 * h];
             }
-            u32 start1 = seed[4], start2 = seed[8], of_pairs = seed[own / 32 % 2 * 4 + 5];
-            u32 start = seed[0], across = seed[1];
-            int known = half ? documents[r * LENGTH + query]
-                             : __float_as_int(logs[n * tokens + r * LENGTH + query]);
+            u32 seed1 = seed[4], seed2 = seed[8], key_seed = seed[wg_thread / 32 % 2 * 4 + 5];
+            u32 query_seed = seed[0], pair_key = seed[1];
+            int row_stat = half ? doc_ids[seq * SEQ_LENGTH + query]
+                                : __float_as_int(lse[layer * tokens + seq * SEQ_LENGTH + query]);
 
-            // Else addresses that never change would take registers for all of the loop.
-            asm volatile("" : "+r"(notes), "+r"(mine));
+            // Stops the compiler from keeping loop-invariant addresses in registers
+            asm volatile("" : "+r"(stats), "+r"(own_base));
 
-            // The norm of the output
-            float z[32], mid[32], outer[32];
-            u32 normal[16], of_shift[16], of_gain[16], used[16], pairs[16];
-            if (n < layers - 1) {
-                through(z, n + 1);
-                done(PROJECT);
+            // LayerNorm of the output
+            float z[32], acc[32], up_acc[32];
+            u32 x_hat[16], beta_terms[16], gamma_terms[16], branch[16], pairs[16];
+            if (layer < layers - 1) {
+                add_qkv_grad(z, layer + 1);
+                release(QKV_PROJ);
             } else {
 #pragma unroll
-                for (int j = 0; j < 16; j++) z[2 * j] = low(kept[j]), z[2 * j + 1] = high(kept[j]);
-            }
-            ready(NORMALS);
-            get(n2_box, normal);
-            set_shared(notes + 4 * own, __float_as_uint(gain));
-            if (own < 64)
-                set_shared(notes + AT_KEYS + 4 * own, key_at(own % 32, mix(of_pairs)));
-            settle();
-            if (n < layers - 1) done(VALUES);
-            norm(z, normal, 1, mix(start2), inverse2, of_gain, of_shift, used);
-            ready(CONTRACT);
-            mma_fence();
-            multiply<true>(mid, used, both(AT_CONTRACT));
-            mma_commit();
-            put(o_box, of_shift);
-            put(s_box, of_gain);
-            put(n2_box, used);
-            written();
-            group_sync(group);
-            if (leader) store(&of_outer, n2_box, 0, there), commit_store();
-
-            // Through the inner width
-            float total[3][4];
-            constexpr int inner[PIECES] = {AT_G, AT_O, AT_S, AT_N2};
-            ready(EXPAND);
-#pragma unroll
-            for (int c = 0; c < PIECES; c++) {
-                mma_wait<0>();
-                if (c == 3) done(CONTRACT);
-                bend_box(mid, words + 8 * c, pairs);
-                mma_fence();
-                if (c == 0) {
-                    multiply<true>(outer, pairs, both(AT_EXPAND));
-                    add_up(total[0], ours(AT_S), ones);
-                    add_up(total[1], ours(AT_O), ones);
-                    add_up(total[2], ours(AT_N2), ones);
-                } else {
-                    multiply<false>(outer, pairs, both(AT_EXPAND + c * BOX));
+                for (int j = 0; j < 16; j++) {
+                    z[2 * j] = bf16_low(residual_grad[j]);
+                    z[2 * j + 1] = bf16_high(residual_grad[j]);
                 }
-                if (c + 1 < PIECES) multiply<true>(mid, used, both(AT_CONTRACT + (c + 1) * BOX));
-                mma_commit();
-                // A box is free when the other group's attention is done with the gradient there,
-                // as with scores; when all warps' sums over it are found; when it went out.
-                if (c == 0) wait(empty + 8 * SCORES, (step & 1) ^ 1);
-                if (c == 1) group_sync(group);
-                if (c == 3) settle();
-                put(mine + inner[c], pairs);
             }
-            written();
-            group_sync(group);
+            wait_load(X_HATS);
+            ldmatrix_tile(x_hat2_box, x_hat);
+            st_shared(stats + 4 * wg_thread, __float_as_uint(gamma));
+            if (wg_thread < 64)
+                st_shared(stats + KEYS + 4 * wg_thread,
+                          rng_key(wg_thread % 32, mix_bits(key_seed)));
+            wait_stores();
+            if (layer < layers - 1) release(V);
+            layernorm_backward(z, x_hat, 1, mix_bits(seed2), own_rstd2, gamma_terms, beta_terms,
+                               branch);
+            wait_load(DOWN_PROJ);
+            wgmma_fence();
+            gemm<true>(acc, branch, seq_desc(SMEM_DOWN_PROJ));
+            wgmma_commit();
+            stmatrix_tile(context_box, beta_terms);
+            stmatrix_tile(scores_box, gamma_terms);
+            stmatrix_tile(x_hat2_box, branch);
+            async_proxy_fence();
+            warpgroup_sync(warpgroup);
+            if (leader) tma_store(&grad_down, x_hat2_box, 0, layer_row), tma_store_commit();
+
+            // Feed-forward block
+            float sums[3][4];
+            constexpr int ffn_boxes[FFN_BOXES] = {SMEM_GRAD_CONTEXT, SMEM_CONTEXT,
+                                                  SMEM_GRAD_SCORES, SMEM_X_HAT2};
+            wait_load(UP_PROJ);
+#pragma unroll
+            for (int c = 0; c < FFN_BOXES; c++) {
+                wgmma_wait<0>();
+                if (c == 3) release(DOWN_PROJ);
+                mul_gelu_grad_tile(acc, grad_words + 8 * c, pairs);
+                wgmma_fence();
+                if (c == 0) {
+                    gemm<true>(up_acc, pairs, seq_desc(SMEM_UP_PROJ));
+                    wgmma_col_sums(sums[0], own_desc(SMEM_GRAD_SCORES), ones);
+                    wgmma_col_sums(sums[1], own_desc(SMEM_CONTEXT), ones);
+                    wgmma_col_sums(sums[2], own_desc(SMEM_X_HAT2), ones);
+                } else {
+                    gemm<false>(up_acc, pairs, seq_desc(SMEM_UP_PROJ + c * BOX_BYTES));
+                }
+                if (c + 1 < FFN_BOXES)
+                    gemm<true>(acc, branch, seq_desc(SMEM_DOWN_PROJ + (c + 1) * BOX_BYTES));
+                wgmma_commit();
+                // A box is free when the other warpgroup's attention has read the gradient there,
+                // as the scores; when all warps' sums over it are done; when its store has read it.
+                if (c == 0) mbarrier_wait(empty_barrier + 8 * Q_AND_K, (layer_count & 1) ^ 1);
+                if (c == 1) warpgroup_sync(warpgroup);
+                if (c == 3) wait_stores();
+                stmatrix_tile(own_base + ffn_boxes[c], pairs);
+            }
+            async_proxy_fence();
+            warpgroup_sync(warpgroup);
             if (leader) {
-                for (int c = 0; c < PIECES; c++) store(&of_inner, mine + inner[c], 64 * c, there);
-                commit_store();
+                for (int c = 0; c < FFN_BOXES; c++)
+                    tma_store(&grad_up, own_base + ffn_boxes[c], 64 * c, layer_row);
+                tma_store_commit();
             }
 #pragma unroll
             for (int i = 0; i < 3; i++)
-                leave_sums(norm_sums + (((n * 2 + 1) * parts + part) * 3 + i) * WIDTH, total[i]);
-            float gelu_total[PIECES][4];
-            get(n1_box, normal);
-            mma_wait<0>();
-            done(EXPAND);
-            mma_fence();
+                store_sums(
+                    norm_partials + (((layer * 2 + 1) * num_partials + partial) * 3 + i) * HIDDEN,
+                    sums[i]);
+            float up_bias_sums[FFN_BOXES][4];
+            ldmatrix_tile(x_hat1_box, x_hat);
+            wgmma_wait<0>();
+            release(UP_PROJ);
+            wgmma_fence();
 #pragma unroll
-            for (int c = 0; c < PIECES; c++) add_up(gelu_total[c], ours(inner[c]), ones);
-            mma_commit();
+            for (int c = 0; c < FFN_BOXES; c++)
+                wgmma_col_sums(up_bias_sums[c], own_desc(ffn_boxes[c]), ones);
+            wgmma_commit();
 
-            // The norm of what attention gives
+            // LayerNorm of the attention block
 #pragma unroll
-            for (int j = 0; j < 32; j++) z[j] += outer[j];
-            norm(z, normal, 0, mix(start1), inverse1, of_gain, of_shift, used);
-            mma_wait<0>();
-            settle();
-            done(MIXED);
-            ready(ATTENDED);
-            mma_fence();
-            multiply<true>(mid, used, both(AT_ATTENDED));
-            mma_commit();
-            put(s_box, used);
-            put(n1_box, of_gain);
-            put(n2_box, of_shift);
+            for (int j = 0; j < 32; j++) z[j] += up_acc[j];
+            layernorm_backward(z, x_hat, 0, mix_bits(seed1), own_rstd1, gamma_terms, beta_terms,
+                               branch);
+            wgmma_wait<0>();
+            wait_stores();
+            release(CONTEXT);
+            wait_load(OUT_PROJ);
+            wgmma_fence();
+            gemm<true>(acc, branch, seq_desc(SMEM_OUT_PROJ));
+            wgmma_commit();
+            stmatrix_tile(scores_box, branch);
+            stmatrix_tile(x_hat1_box, gamma_terms);
+            stmatrix_tile(x_hat2_box, beta_terms);
 #pragma unroll
-            for (int j = 0; j < 16; j++) kept[j] = pack(z[2 * j], z[2 * j + 1]);
-            mma_wait<0>();
-            done(ATTENDED);
+            for (int j = 0; j < 16; j++) residual_grad[j] = pack_bf16(z[2 * j], z[2 * j + 1]);
+            wgmma_wait<0>();
+            release(OUT_PROJ);
 #pragma unroll
-            for (int j = 0; j < 16; j++) pairs[j] = pack(mid[2 * j], mid[2 * j + 1]);
-            put(g_box, pairs);
-            written();
+            for (int j = 0; j < 16; j++) pairs[j] = pack_bf16(acc[2 * j], acc[2 * j + 1]);
+            stmatrix_tile(grad_box, pairs);
+            async_proxy_fence();
 
-            // Attention: of the scores, which are tiles (keys, queries), the group has its keys.
-            float odds[64], slope[64];
-            ready(SCORES);
-            mma_fence();
-            multiply(odds, ours(AT_K), both(AT_Q));
-            mma_commit();
-            both_sync();  // gradients of both groups' mixtures are there
-            if (leader) store(&of_attended, s_box, 0, there), commit_store();
+            // Attention: scores are tiles (keys, queries); the warpgroup has its own keys.
+            float scores[64], grad_probs[64];
+            wait_load(Q_AND_K);
+            wgmma_fence();
+            gemm(scores, own_desc(SMEM_K), seq_desc(SMEM_Q));
+            wgmma_commit();
+            consumers_sync();  // both warpgroups' gradients of the context are written
+            if (leader) tma_store(&grad_out_proj, scores_box, 0, layer_row), tma_store_commit();
 #pragma unroll
-            for (int c = 0; c < PIECES; c++)
-                leave_sums(gelu_sums + (n * parts + part) * INNER + 64 * c, gelu_total[c]);
-            ready(VALUES);
-            mma_fence();
-            multiply(slope, ours(AT_V), both(AT_G));
-            add_up(total[0], ours(AT_N1), ones);
-            add_up(total[1], ours(AT_N2), ones);
-            add_up(total[2], ours(AT_S), ones);
-            mma_commit();
-            ready(MIXED);
-            float back = 0;
+            for (int c = 0; c < FFN_BOXES; c++)
+                store_sums(up_bias_partials + (layer * num_partials + partial) * FFN + 64 * c,
+                           up_bias_sums[c]);
+            wait_load(V);
+            wgmma_fence();
+            gemm(grad_probs, own_desc(SMEM_V), seq_desc(SMEM_GRAD_CONTEXT));
+            wgmma_col_sums(sums[0], own_desc(SMEM_X_HAT1), ones);
+            wgmma_col_sums(sums[1], own_desc(SMEM_X_HAT2), ones);
+            wgmma_col_sums(sums[2], own_desc(SMEM_GRAD_SCORES), ones);
+            wgmma_commit();
+            wait_load(CONTEXT);
+            float neg_delta = 0;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                u32 where = query * 128 + (((4 * half + i) ^ (query & 7)) << 4);
-                uint4 g = shared_four(base + AT_G + where), o = shared_four(base + AT_O + where);
-                back += dot(g, o);
+                u32 offset = query * 128 + (((4 * half + i) ^ (query & 7)) << 4);
+                uint4 g = ld_shared4(base + SMEM_GRAD_CONTEXT + offset);
+                uint4 o = ld_shared4(base + SMEM_CONTEXT + offset);
+                neg_delta += dot_bf16(g, o);
             }
-            back = (back + __shfl_xor_sync(0xFFFFFFFFu, back, 1)) * (-1 / attention_rescale);
-            u32 note = notes + 4 * (query % 64);
+            neg_delta += __shfl_xor_sync(0xFFFFFFFFu, neg_delta, 1);
+            neg_delta *= -1 / attention_rescale;
+            u32 stat = stats + 4 * (query % 64);
             if (half) {
-                set_shared(base + AT_PAPERS + 4 * query, known);
-                set_shared(note + DOWN, key_at(r * LENGTH + query, mix(start)));
+                st_shared(base + SMEM_DOC_IDS + 4 * query, row_stat);
+                st_shared(stat + QUERY_KEYS,
+                          rng_key(seq * SEQ_LENGTH + query, mix_bits(query_seed)));
             } else {
-                set_shared(note, known);
-                set_shared(note + BACK, __float_as_uint(back));
+                st_shared(stat, row_stat);
+                st_shared(stat + NEG_DELTA, __float_as_uint(neg_delta));
             }
-            mma_wait<0>();
-            if (leader) wait_store<0>();
-            both_sync();  // all notes are there, and nobody reads what slopes will lie on
-            done(NORMALS);
+            wgmma_wait<0>();
+            if (leader) tma_store_wait<0>();
+            // All stats are written, and nobody reads what the score gradients overwrite
+            consumers_sync();
+            release(X_HATS);
 #pragma unroll
             for (int i = 0; i < 3; i++)
-                leave_sums(norm_sums + ((n * 2 * parts + part) * 3 + i) * WIDTH, total[i]);
+                store_sums(norm_partials + ((layer * 2 * num_partials + partial) * 3 + i) * HIDDEN,
+                           sums[i]);
 
-            u32 papers = base + AT_PAPERS, paper_at = papers + 4 * (group * 64 + line);
-            keep_apart(odds, papers, paper_at, side);
-            // Keys n and n + 8 of a thread are one pair, and it has no other.
-            across = key_at(thread / 32 * 8 + lane / 4, mix(across));
-            u32 odds_used[32], bends[32];
+            u32 docs_addr = base + SMEM_DOC_IDS;
+            u32 own_doc = docs_addr + 4 * (warpgroup * 64 + frag_row);
+            mask_other_documents(scores, docs_addr, own_doc, frag_col);
+            // Keys n and n + 8 form a dropout pair; a thread has exactly one pair.
+            pair_key = rng_key(thread / 32 * 8 + lane / 4, mix_bits(pair_key));
+            u32 probs[32], grad_scores[32];
 #pragma unroll
             for (int j = 0; j < 16; j++) {
-                u32 where = base + AT_NOTES + j / 8 * NOTES + 4 * (j % 8 * 8 + side);
-                float2 log = shared_floats(where), back = shared_floats(where + BACK);
-                uint2 down = shared_pair(where + DOWN);
-                weigh(odds + 4 * j, slope + 4 * j, scale, log, back, down, across, odds_bound,
-                      odds_used + 2 * j, bends + 2 * j);
+                u32 addr = base + SMEM_STATS + j / 8 * STATS_BYTES + 4 * (j % 8 * 8 + frag_col);
+                float2 lse_pair = ld_shared_float2(addr);
+                float2 neg_delta = ld_shared_float2(addr + NEG_DELTA);
+                uint2 query_keys = ld_shared2(addr + QUERY_KEYS);
+                softmax_backward(scores + 4 * j, grad_probs + 4 * j, scale, lse_pair, neg_delta,
+                                 query_keys, pair_key, attention_threshold, probs + 2 * j,
+                                 grad_scores + 2 * j);
             }
-            // A half of the row's queries has slopes for its own keys in the place of its values,
-            // and for the others', from the other group, beside.
+            // A half of the queries has the score gradients of its own keys in the place of its
+            // values, and those of the other keys, from the other warpgroup, in a box of their own.
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                u32 to = base + (i / 4 == group ? AT_V : AT_S) + i / 4 * BOX;
-                put_columns(to, i % 4, bends + 4 * i);
+                u32 dst =
+                    base + (i / 4 == warpgroup ? SMEM_V : SMEM_GRAD_SCORES) + i / 4 * BOX_BYTES;
+                stmatrix_columns(dst, i % 4, grad_scores + 4 * i);
             }
-            written();
-            float of_v[32], of_k[32], of_q[32];
-            mma_fence();
-            multiply(of_v, odds_used, both(AT_G));
-            multiply(of_k, bends, both(AT_Q));
-            both_sync();  // a group's queries have slopes for the keys of both
+            async_proxy_fence();
+            float grad_v[32], grad_k[32], grad_q[32];
+            wgmma_fence();
+            gemm(grad_v, probs, seq_desc(SMEM_GRAD_CONTEXT));
+            gemm(grad_k, grad_scores, seq_desc(SMEM_Q));
+            consumers_sync();  // each warpgroup now has the score gradients of all keys
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                u64 left = tile(ours(i / 4 == group ? AT_V : AT_S) + i % 4 * DOWN16);
-                u64 right = tile(both(AT_K) + i * DOWN16);
-                if (i == 0) first_mma<1, 1>(of_q, left, right);
-                else mma<1, 1>(of_q, left, right);
+                u32 a_low = own_desc(i / 4 == warpgroup ? SMEM_V : SMEM_GRAD_SCORES);
+                u64 a_desc = smem_desc(a_low + i % 4 * ROWS16);
+                u64 b_desc = smem_desc(seq_desc(SMEM_K) + i * ROWS16);
+                if (i == 0) wgmma_first<1, 1>(grad_q, a_desc, b_desc);
+                else wgmma<1, 1>(grad_q, a_desc, b_desc);
             }
-            mma_commit();
-            mma_wait<0>();
-            done(SCORES);
-            group_sync(group);
-            auto leave = [&](u32 where, const float (&x)[32], float factor) {
+            wgmma_commit();
+            wgmma_wait<0>();
+            release(Q_AND_K);
+            warpgroup_sync(warpgroup);
+            auto stage_tile = [&](u32 addr, const float (&x)[32], float factor) {
 #pragma unroll
                 for (int j = 0; j < 16; j++)
-                    pairs[j] = pack(x[2 * j] * factor, x[2 * j + 1] * factor);
-                put(where, pairs);
+                    pairs[j] = pack_bf16(x[2 * j] * factor, x[2 * j + 1] * factor);
+                stmatrix_tile(addr, pairs);
             };
             float factor = scale * 0.6931471805599453f * attention_rescale;
-            leave(o_box, of_q, factor);
-            leave(s_box, of_k, factor);
-            leave(v_box, of_v, attention_rescale);
-            written();
-            group_sync(group);
+            stage_tile(context_box, grad_q, factor);
+            stage_tile(scores_box, grad_k, factor);
+            stage_tile(v_box, grad_v, attention_rescale);
+            async_proxy_fence();
+            warpgroup_sync(warpgroup);
             if (leader) {
-                store(&of_qkv, o_box, 0, there);
-                store(&of_qkv, s_box, 64, there);
-                store(&of_qkv, v_box, 128, there);
-                commit_store();
+                tma_store(&grad_qkv, context_box, 0, layer_row);
+                tma_store(&grad_qkv, scores_box, 64, layer_row);
+                tma_store(&grad_qkv, v_box, 128, layer_row);
+                tma_store_commit();
             }
         }
-        // The row's input
+        // Gradient of the sequence's input
         float z[32];
         u32 pairs[16];
-        through(z, 0);
-        done(PROJECT);
-        settle();
-        done(VALUES);
-        done(GRAD);
+        add_qkv_grad(z, 0);
+        release(QKV_PROJ);
+        wait_stores();
+        release(V);
+        release(GRAD_OUT);
 #pragma unroll
-        for (int j = 0; j < 16; j++) pairs[j] = pack(z[2 * j], z[2 * j + 1]);
-        wait(empty + 8 * SCORES, (step & 1) ^ 1);
-        put(g_box, pairs);
-        written();
-        group_sync(group);
-        if (leader) store(&of_input, g_box, 0, first), commit_store();
+        for (int j = 0; j < 16; j++) pairs[j] = pack_bf16(z[2 * j], z[2 * j + 1]);
+        mbarrier_wait(empty_barrier + 8 * Q_AND_K, (layer_count & 1) ^ 1);
+        stmatrix_tile(grad_box, pairs);
+        async_proxy_fence();
+        warpgroup_sync(warpgroup);
+        if (leader) tma_store(&grad_x, grad_box, 0, first_token), tma_store_commit();
     }
-    if (leader) wait_store<0>();  // shared memory is another program's after the end
+    if (leader) tma_store_wait<0>();  // shared memory may be reused after the block exits
 }

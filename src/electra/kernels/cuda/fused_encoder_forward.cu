@@ -1,330 +1,360 @@
-// All layers of a network that is 64 wide and has one head, over rows of 128 tokens, for Hopper
-// GPUs.
+// The forward pass of all layers of an encoder with hidden size 64, one head and FFN size 256, for
+// sequences of 128 tokens, in bf16.
 //
-// No row has to know of another: a program goes with one through all layers, and each of its groups
-// has half of the tokens. What one product gives is the first factor of the next and stays in
-// registers; queries, keys and values are in shared memory. A layer's matrices come while the layer
-// before is computed, each as soon as that is done with its own.
+// Sequences are independent: a thread block takes one through all layers, each of its two consumer
+// warpgroups half of the tokens. The result of one GEMM stays in registers as the A operand of the
+// next; queries, keys and values are in shared memory. A producer thread loads a layer's weights
+// during the layer before, each as soon as that layer is done with its own.
 
-constexpr int WIDTH = 64, INNER = 256, PIECES = INNER / 64, TILE = 2 * BOX;
-enum Matrix { PROJECT, ATTENDED, EXPAND, CONTRACT, MATRICES };
-// Shared memory: matrices; queries, keys and values of the row; three boxes for each group that go
-// out; the row; barriers; and notes for each group
-constexpr int AT_ATTENDED = 3 * BOX, AT_EXPAND = AT_ATTENDED + BOX;
-constexpr int AT_CONTRACT = AT_EXPAND + PIECES * BOX, AT_QKV = AT_CONTRACT + PIECES * BOX;
-constexpr int AT_STAGE = AT_QKV + 3 * TILE, AT_ROW = AT_STAGE + GROUPS * 3 * BOX;
-constexpr int AT_BARS = AT_ROW + TILE, AT_NOTES = AT_BARS + 128;
-// Of both norms bias, gain, shift and keys of dropout; the expansion's bias in halves; and that of
-// the projections
-constexpr int GAIN = WIDTH * 4, SHIFT = 2 * GAIN, KEYS = 3 * GAIN, NORM = KEYS + WIDTH * 2;
-constexpr int HALVES = 2 * NORM, BIAS = HALVES + INNER * 2, NOTES = BIAS + 3 * WIDTH * 4;
-static_assert(AT_NOTES + GROUPS * NOTES == 219264, "rows.py asks for as much");
-// Where vectors of a layer lie in memory: of both norms bias, gain and shift, then the expansion's
-constexpr int VECTORS = 6 * WIDTH + INNER;
+constexpr int HIDDEN = 64, FFN = 256, FFN_BOXES = FFN / 64, SEQ_BYTES = 2 * BOX_BYTES;
+enum Weight { QKV_PROJ, OUT_PROJ, UP_PROJ, DOWN_PROJ, WEIGHTS };
+// Shared memory: weights; q, k and v of the sequence; three output boxes per warpgroup; the input;
+// barriers; and the vectors of the layer, once per warpgroup
+constexpr int SMEM_OUT_PROJ = 3 * BOX_BYTES, SMEM_UP_PROJ = SMEM_OUT_PROJ + BOX_BYTES;
+constexpr int SMEM_DOWN_PROJ = SMEM_UP_PROJ + FFN_BOXES * BOX_BYTES;
+constexpr int SMEM_QKV = SMEM_DOWN_PROJ + FFN_BOXES * BOX_BYTES;
+constexpr int SMEM_OUT = SMEM_QKV + 3 * SEQ_BYTES, SMEM_X = SMEM_OUT + WARPGROUPS * 3 * BOX_BYTES;
+constexpr int SMEM_BARRIERS = SMEM_X + SEQ_BYTES, SMEM_PARAMS = SMEM_BARRIERS + 128;
+// The vectors: of both LayerNorms bias, gamma, beta and dropout keys; the up projection's bias in
+// half precision; the bias of the qkv projection
+constexpr int GAMMA = HIDDEN * 4, BETA = 2 * GAMMA, KEYS = 3 * GAMMA, NORM = KEYS + HIDDEN * 2;
+constexpr int UP_BIAS = 2 * NORM, QKV_BIAS = UP_BIAS + FFN * 2, PARAMS = QKV_BIAS + 3 * HIDDEN * 4;
+static_assert(SMEM_PARAMS + WARPGROUPS * PARAMS == 219264,
+              "fused_encoder.py launches with as many bytes");
+// Vectors of a layer in global memory: of both LayerNorms bias, gamma and beta, then the bias of
+// the up projection
+constexpr int LAYER_PARAMS = 6 * HIDDEN + FFN;
 
-// A tile's rows from registers times 64 columns of a matrix in shared memory. NEW: without what was
-// there before.
-template <bool NEW>
-__device__ __forceinline__ void multiply(float (&d)[32], const u32 (&rows)[16], u32 matrix) {
+// A 64 x 64 tile in registers times 64 columns of a weight. FIRST overwrites the accumulators.
+template <bool FIRST>
+DEVICE void gemm(float (&d)[32], const u32 (&a)[16], u32 weight) {
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        u64 right = tile(matrix + k * 32, 16);
-        if (NEW && k == 0) first_mma<0>(d, rows, right);
-        else mma<0>(d, rows + 4 * k, right);
+        u64 b_desc = smem_desc(weight + k * 32, 16);
+        if (FIRST && k == 0) wgmma_first<0>(d, a, b_desc);
+        else wgmma<0>(d, a + 4 * k, b_desc);
     }
 }
 
-KERNEL rows_forward(
-    MAP x, MAP project, MAP attended, MAP expand, MAP contract, MAP qkv, MAP mixed, MAP y,
-    MAP active, MAP normal1, MAP normal2, MAP out, const float* vectors,
-    const unsigned short* bias, float* logs, float* scale1, float* scale2, unsigned char* slopes,
-    const int* documents, const int* seeds, int rows, int layers, float scale, float eps,
-    int drops, float rescale, int odds_drops, float odds_rescale)
+KERNEL fused_encoder_forward(
+    MAP x, MAP qkv_proj, MAP out_proj, MAP up_proj, MAP down_proj, MAP qkv, MAP context, MAP y,
+    MAP activation, MAP x_hat1, MAP x_hat2, MAP out, const float* layer_params,
+    const unsigned short* qkv_bias, float* lse, float* rstd1, float* rstd2,
+    unsigned char* gelu_grad, const int* doc_ids, const int* seeds, int batch_size, int layers,
+    float scale, float eps, int drop_count, float rescale, int attention_drop_count,
+    float attention_rescale)
 {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    u32 base = at(memory), full = base + AT_BARS, empty = full + 8 * MATRICES;
-    u32 arrived = empty + 8 * MATRICES, taken = arrived + 8;
-    int thread = threadIdx.x, group = thread / 128, tokens = rows * LENGTH;
-    bool brings = thread == GROUPS * 128;
-    auto bring = [&](int which, int n) {
-        u32 bar = full + 8 * which;
-        expect(bar, (which == PROJECT ? 3 : which == ATTENDED ? 1 : PIECES) * BOX);
-        if (which == PROJECT)
-            for (int i = 0; i < 3; i++) load(base + i * BOX, &project, 0, n * 192 + i * 64, bar);
-        else if (which == ATTENDED)
-            load(base + AT_ATTENDED, &attended, 0, n * 64, bar);
-        else if (which == EXPAND)
-            for (int i = 0; i < PIECES; i++)
-                load(base + AT_EXPAND + i * BOX, &expand, 0, n * INNER + i * 64, bar);
+    extern __shared__ __align__(1024) unsigned char smem[];
+    u32 base = smem_addr(smem), full_barrier = base + SMEM_BARRIERS;
+    u32 empty_barrier = full_barrier + 8 * WEIGHTS;
+    u32 x_full = empty_barrier + 8 * WEIGHTS, x_empty = x_full + 8;
+    int thread = threadIdx.x, warpgroup = thread / 128, tokens = batch_size * SEQ_LENGTH;
+    bool is_producer = thread == WARPGROUPS * 128;
+    auto load_weight = [&](int weight, int layer) {
+        u32 barrier = full_barrier + 8 * weight;
+        int boxes = weight == QKV_PROJ ? 3 : weight == OUT_PROJ ? 1 : FFN_BOXES;
+        mbarrier_expect_tx(barrier, boxes * BOX_BYTES);
+        if (weight == QKV_PROJ)
+            for (int i = 0; i < 3; i++)
+                tma_load(base + i * BOX_BYTES, &qkv_proj, 0, layer * 192 + i * 64, barrier);
+        else if (weight == OUT_PROJ)
+            tma_load(base + SMEM_OUT_PROJ, &out_proj, 0, layer * 64, barrier);
+        else if (weight == UP_PROJ)
+            for (int i = 0; i < FFN_BOXES; i++)
+                tma_load(base + SMEM_UP_PROJ + i * BOX_BYTES, &up_proj, 0, layer * FFN + i * 64,
+                         barrier);
         else
-            for (int i = 0; i < PIECES; i++)
-                load(base + AT_CONTRACT + i * BOX, &contract, i * 64, n * 64, bar);
+            for (int i = 0; i < FFN_BOXES; i++)
+                tma_load(base + SMEM_DOWN_PROJ + i * BOX_BYTES, &down_proj, i * 64, layer * 64,
+                         barrier);
     };
-    if (brings) {
-        for (int i = 0; i < MATRICES; i++)
-            bar_init(full + 8 * i, 1), bar_init(empty + 8 * i, GROUPS);
-        bar_init(arrived, 1), bar_init(taken, GROUPS);
-        bars_ready();
-        for (int i = 0; i < MATRICES; i++) bring(i, 0);
+    if (is_producer) {
+        for (int i = 0; i < WEIGHTS; i++) {
+            mbarrier_init(full_barrier + 8 * i, 1);
+            mbarrier_init(empty_barrier + 8 * i, WARPGROUPS);
+        }
+        mbarrier_init(x_full, 1), mbarrier_init(x_empty, WARPGROUPS);
+        mbarrier_init_fence();
+        for (int i = 0; i < WEIGHTS; i++) load_weight(i, 0);
     }
-    call_next();
-    await_before();
+    pdl_launch_dependents();
+    pdl_wait();
     __syncthreads();
 
-    if (group == GROUPS) {
-        fewer_registers<24>();
-        if (brings) {
-            u32 round = 0, turn = 0;
-            for (int r = blockIdx.x; r < rows; r += gridDim.x, turn++) {
-                wait(taken, (turn & 1) ^ 1);
-                expect(arrived, TILE);
+    if (warpgroup == WARPGROUPS) {
+        decrease_registers<24>();
+        if (is_producer) {
+            u32 layer_count = 0, seq_count = 0;
+            for (int seq = blockIdx.x; seq < batch_size; seq += gridDim.x, seq_count++) {
+                mbarrier_wait(x_empty, (seq_count & 1) ^ 1);
+                mbarrier_expect_tx(x_full, SEQ_BYTES);
                 for (int i = 0; i < 2; i++)
-                    load(base + AT_ROW + i * BOX, &x, 0, r * LENGTH + i * 64, arrived);
-                for (int n = 0; n < layers; n++, round++)
-                    for (int i = 0; i < MATRICES && round; i++) {
-                        wait(empty + 8 * i, (round & 1) ^ 1);
-                        bring(i, n);
+                    tma_load(base + SMEM_X + i * BOX_BYTES, &x, 0, seq * SEQ_LENGTH + i * 64,
+                             x_full);
+                for (int layer = 0; layer < layers; layer++, layer_count++)
+                    for (int i = 0; i < WEIGHTS && layer_count; i++) {
+                        mbarrier_wait(empty_barrier + 8 * i, (layer_count & 1) ^ 1);
+                        load_weight(i, layer);
                     }
             }
         }
         return;
     }
-    more_registers<240>();
-    int lane = thread % 32, part = thread / 32 % 4, side = lane % 4 * 2, own = thread % 128;
-    bool leader = own == 0;
-    u32 notes = base + AT_NOTES + group * NOTES, stage = base + AT_STAGE + group * 3 * BOX;
-    u32 bound = drop_bound(drops), odds_bound = drop_bound(odds_drops), next = 0;
-    u32 round = 0, turn = 0;
-    for (int r = blockIdx.x; r < rows; r += gridDim.x, turn++) {
-        int first = r * LENGTH + group * 64, line = first + part * 16 + lane / 4;
-        const int* papers = documents + r * LENGTH;
-        bool apart = papers[0] != papers[LENGTH - 1];
-        u32 before[16], two;
-        float given[5];
-        // Vectors of a layer are asked for before they are needed
-        auto ask = [&](int n) {
-            const float* vector = vectors + n * VECTORS;
+    increase_registers<240>();
+    int lane = thread % 32, warp = thread / 32 % 4, frag_col = lane % 4 * 2;
+    int wg_thread = thread % 128;
+    bool leader = wg_thread == 0;
+    u32 params = base + SMEM_PARAMS + warpgroup * PARAMS;
+    u32 out_boxes = base + SMEM_OUT + warpgroup * 3 * BOX_BYTES;
+    u32 threshold = drop_threshold(drop_count);
+    u32 attention_threshold = drop_threshold(attention_drop_count), next_box = 0;
+    u32 layer_count = 0, seq_count = 0;
+    for (int seq = blockIdx.x; seq < batch_size; seq += gridDim.x, seq_count++) {
+        int first_token = seq * SEQ_LENGTH + warpgroup * 64;
+        int token = first_token + warp * 16 + lane / 4;
+        const int* seq_docs = doc_ids + seq * SEQ_LENGTH;
+        bool several_docs = seq_docs[0] != seq_docs[SEQ_LENGTH - 1];
+        u32 x_pairs[16], bias_pair;
+        float vector_values[5];
+        // Reads the vectors of a layer before they are needed.
+        auto prefetch_params = [&](int layer) {
+            const float* vector = layer_params + layer * LAYER_PARAMS;
 #pragma unroll
-            for (int i = 0; i < 3; i++) given[i] = vector[i * 128 + own];
-            given[3] = vector[6 * WIDTH + 2 * own], given[4] = vector[6 * WIDTH + 2 * own + 1];
-            two = own < 96 ? ((const u32*)(bias + n * 192))[own] : 0;
+            for (int i = 0; i < 3; i++) vector_values[i] = vector[i * 128 + wg_thread];
+            vector_values[3] = vector[6 * HIDDEN + 2 * wg_thread];
+            vector_values[4] = vector[6 * HIDDEN + 2 * wg_thread + 1];
+            bias_pair = wg_thread < 96 ? ((const u32*)(qkv_bias + layer * 192))[wg_thread] : 0;
         };
-        ask(0);
-        wait(arrived, turn & 1);
-        get(base + AT_ROW + group * BOX, before);
-        group_sync(group);
-        if (leader) arrive(taken);
-        for (int n = 0; n < layers; n++, round++) {
-            int from = n * tokens;  // this layer's first row in memory
-            const int* seed = seeds + n * 12;
-            auto ready = [&](int which) { wait(full + 8 * which, round & 1); };
-            auto done = [&](int which) {
-                if (leader) arrive(empty + 8 * which);
+        prefetch_params(0);
+        mbarrier_wait(x_full, seq_count & 1);
+        ldmatrix_tile(base + SMEM_X + warpgroup * BOX_BYTES, x_pairs);
+        warpgroup_sync(warpgroup);
+        if (leader) mbarrier_arrive(x_empty);
+        for (int layer = 0; layer < layers; layer++, layer_count++) {
+            int layer_offset = layer * tokens;  // first row of this layer's tensors
+            const int* seed = seeds + layer * 12;
+            auto wait_weight = [&](int weight) {
+                mbarrier_wait(full_barrier + 8 * weight, layer_count & 1);
             };
-            auto room = [&] {
-                u32 here = stage + next * BOX;
-                next = next == 2 ? 0 : next + 1;
-                return here;
+            auto release_weight = [&](int weight) {
+                if (leader) mbarrier_arrive(empty_barrier + 8 * weight);
             };
-            auto send = [&](const Map& map, u32 here, int col, int from) {
-                store(&map, here + part * 2048, col, from + first + part * 16);
+            auto take_box = [&] {
+                u32 box = out_boxes + next_box * BOX_BYTES;
+                next_box = next_box == 2 ? 0 : next_box + 1;
+                return box;
             };
-            auto leave = [&](const Map& map, const u32 (&pairs)[16], int col) {
-                u32 here = room();
-                if (lane == 0) wait_store<1>();
+            auto store_box = [&](const TensorMap& map, u32 box, int col, int offset) {
+                tma_store(&map, box + warp * 2048, col, offset + first_token + warp * 16);
+            };
+            auto store_tile = [&](const TensorMap& map, const u32 (&pairs)[16], int col) {
+                u32 box = take_box();
+                if (lane == 0) tma_store_wait<1>();
                 __syncwarp();
-                put(here, pairs);
-                written();
+                stmatrix_tile(box, pairs);
+                async_proxy_fence();
                 __syncwarp();
-                if (lane == 0) send(map, here, col, from), commit_store();
+                if (lane == 0) store_box(map, box, col, layer_offset), tma_store_commit();
             };
-            // Two with one fence; never after one another, for which there are too few boxes
-            auto leave_both = [&](const Map& map1, const u32 (&pairs1)[16], const Map& map2,
-                                  const u32 (&pairs2)[16], int from2) {
-                u32 here1 = room(), here2 = room();
-                if (lane == 0) wait_store<1>();
+            // Two tiles with one fence; never twice in a row, because there are three boxes only.
+            auto store_two_tiles = [&](
+                const TensorMap& map1, const u32 (&pairs1)[16], const TensorMap& map2,
+                const u32 (&pairs2)[16], int offset2) {
+                u32 box1 = take_box(), box2 = take_box();
+                if (lane == 0) tma_store_wait<1>();
                 __syncwarp();
-                put(here1, pairs1);
-                put(here2, pairs2);
-                written();
+                stmatrix_tile(box1, pairs1);
+                stmatrix_tile(box2, pairs2);
+                async_proxy_fence();
                 __syncwarp();
                 if (lane == 0) {
-                    send(map1, here1, 0, from), send(map2, here2, 0, from2);
-                    commit_store();
+                    store_box(map1, box1, 0, layer_offset), store_box(map2, box2, 0, offset2);
+                    tma_store_commit();
                 }
             };
-            // z with bias, dropout and residual becomes normalised rows, and these with gain and
-            // shift.
-            auto norm = [&](float (&z)[32], const u32 (&before)[16], u32 beside, u32 start,
-                            float (&inverse)[2], u32 (&normal)[16], u32 (&whole)[16]) {
-                float sum[2] = {}, square[2] = {};
-                u32 down[2] = {key_at(line, start), key_at(line + 8, start)};
+            // LayerNorm(residual + dropout(z + bias)); x_hat is the result before gamma and beta.
+            auto layernorm = [&](
+                float (&z)[32], const u32 (&residual)[16], u32 norm_params, u32 row_seed,
+                float (&rstd)[2], u32 (&x_hat)[16], u32 (&out_pairs)[16]) {
+                float mean[2] = {}, sum_sq[2] = {};
+                u32 row_keys[2] = {rng_key(token, row_seed), rng_key(token + 8, row_seed)};
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
-                    float2 b = shared_floats(beside + 4 * (8 * j + side));
-                    u32 across = shared_word(beside + KEYS + 4 * (4 * j + side / 2));
+                    float2 bias = ld_shared_float2(norm_params + 4 * (8 * j + frag_col));
+                    u32 col_key = ld_shared(norm_params + KEYS + 4 * (4 * j + frag_col / 2));
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
                         float &z0 = z[4 * j + 2 * h], &z1 = z[4 * j + 2 * h + 1];
-                        z0 += b.x, z1 += b.y;
-                        if (drops) drop(z0, z1, fold(down[h], across), bound, rescale);
-                        z0 += low(before[2 * j + h]), z1 += high(before[2 * j + h]);
-                        sum[h] += z0 + z1;
+                        z0 += bias.x, z1 += bias.y;
+                        if (drop_count)
+                            apply_dropout(z0, z1, rng_bits(row_keys[h], col_key), threshold,
+                                          rescale);
+                        z0 += bf16_low(residual[2 * j + h]), z1 += bf16_high(residual[2 * j + h]);
+                        mean[h] += z0 + z1;
                     }
                 }
 #pragma unroll
-                for (int h = 0; h < 2; h++) sum[h] = row_sum(sum[h]) * (1.0f / WIDTH);
+                for (int h = 0; h < 2; h++) mean[h] = quad_sum(mean[h]) * (1.0f / HIDDEN);
 #pragma unroll
                 for (int j = 0; j < 32; j++) {
-                    z[j] -= sum[j / 2 % 2];
-                    square[j / 2 % 2] += z[j] * z[j];
+                    z[j] -= mean[j / 2 % 2];
+                    sum_sq[j / 2 % 2] += z[j] * z[j];
                 }
 #pragma unroll
                 for (int h = 0; h < 2; h++)
-                    inverse[h] = rsqrtf(row_sum(square[h]) * (1.0f / WIDTH) + eps);
+                    rstd[h] = rsqrtf(quad_sum(sum_sq[h]) * (1.0f / HIDDEN) + eps);
 #pragma unroll
                 for (int j = 0; j < 16; j++) {
-                    u32 where = beside + 4 * (j / 2 * 8 + side);
-                    float2 gain = shared_floats(where + GAIN), shift = shared_floats(where + SHIFT);
-                    float z0 = z[2 * j] * inverse[j % 2], z1 = z[2 * j + 1] * inverse[j % 2];
-                    normal[j] = pack(z0, z1);
-                    whole[j] = pack(z0 * gain.x + shift.x, z1 * gain.y + shift.y);
+                    u32 addr = norm_params + 4 * (j / 2 * 8 + frag_col);
+                    float2 gamma = ld_shared_float2(addr + GAMMA);
+                    float2 beta = ld_shared_float2(addr + BETA);
+                    float z0 = z[2 * j] * rstd[j % 2], z1 = z[2 * j + 1] * rstd[j % 2];
+                    x_hat[j] = pack_bf16(z0, z1);
+                    out_pairs[j] = pack_bf16(z0 * gamma.x + beta.x, z1 * gamma.y + beta.y);
                 }
             };
-            float mid[32], inverse1[2], inverse2[2], level[2];
-            u32 pairs[16], normal[16], middle[16], words[PIECES][8];
+            float acc[32], own_rstd1[2], own_rstd2[2], own_lse[2];
+            u32 pairs[16], x_hat[16], y_pairs[16], grad_words[FFN_BOXES][8];
 
-            // Queries, keys and values; the layer before and copies to memory are done with theirs.
-            ready(PROJECT);
-            mma_fence();
-            multiply<true>(mid, before, base);
-            mma_commit();
-            if (leader) wait_store<0>();
-            both_sync();
+            // q, k and v. The previous layer and its stores have read theirs.
+            wait_weight(QKV_PROJ);
+            wgmma_fence();
+            gemm<true>(acc, x_pairs, base);
+            wgmma_commit();
+            if (leader) tma_store_wait<0>();
+            consumers_sync();
 #pragma unroll
             for (int i = 0; i < 3; i++) {
-                int which = 2 * i + own / 64;  // of six vectors of both norms
-                u32 where = notes + which / 3 * NORM + which % 3 * GAIN + own % 64 * 4;
-                set_shared(where, __float_as_uint(given[i]));
+                int which = 2 * i + wg_thread / 64;  // of the six vectors of both LayerNorms
+                u32 addr = params + which / 3 * NORM + which % 3 * GAMMA + wg_thread % 64 * 4;
+                st_shared(addr, __float_as_uint(vector_values[i]));
             }
-            set_shared(notes + HALVES + 4 * own, halves(given[3], given[4]));
-            if (own < 96) {  // bf16 has the upper half of fp32's bits
-                set_shared(notes + BIAS + 8 * own, two << 16);
-                set_shared(notes + BIAS + 8 * own + 4, two & 0xFFFF0000u);
+            st_shared(params + UP_BIAS + 4 * wg_thread,
+                      pack_half(vector_values[3], vector_values[4]));
+            if (wg_thread < 96) {  // bf16 is the upper half of fp32
+                st_shared(params + QKV_BIAS + 8 * wg_thread, bias_pair << 16);
+                st_shared(params + QKV_BIAS + 8 * wg_thread + 4, bias_pair & 0xFFFF0000u);
             }
-            if (own < 64) {
-                u32 key = key_at(own % 32, mix(seed[4 + own / 32 * 4 + 1]));
-                set_shared(notes + own / 32 * NORM + KEYS + own % 32 * 4, key);
+            if (wg_thread < 64) {
+                u32 key = rng_key(wg_thread % 32, mix_bits(seed[4 + wg_thread / 32 * 4 + 1]));
+                st_shared(params + wg_thread / 32 * NORM + KEYS + wg_thread % 32 * 4, key);
             }
-            group_sync(group);
+            warpgroup_sync(warpgroup);
 #pragma unroll
             for (int c = 0; c < 3; c++) {
-                mma_wait<0>();
-                add_box(mid, notes + BIAS + (64 * c + side) * 4, pairs);
+                wgmma_wait<0>();
+                add_bias_tile(acc, params + QKV_BIAS + (64 * c + frag_col) * 4, pairs);
                 if (c < 2) {
-                    mma_fence();
-                    multiply<true>(mid, before, base + (c + 1) * BOX);
-                    mma_commit();
+                    wgmma_fence();
+                    gemm<true>(acc, x_pairs, base + (c + 1) * BOX_BYTES);
+                    wgmma_commit();
                 } else {
-                    done(PROJECT);
+                    release_weight(QKV_PROJ);
                 }
-                put(base + AT_QKV + c * TILE + group * BOX, pairs);
+                stmatrix_tile(base + SMEM_QKV + c * SEQ_BYTES + warpgroup * BOX_BYTES, pairs);
             }
-            written();
-            both_sync();
+            async_proxy_fence();
+            consumers_sync();
             if (leader) {
                 for (int c = 0; c < 3; c++)
-                    store(&qkv, base + AT_QKV + c * TILE + group * BOX, c * 64, from + first);
-                commit_store();
+                    tma_store(&qkv, base + SMEM_QKV + c * SEQ_BYTES + warpgroup * BOX_BYTES, c * 64,
+                              layer_offset + first_token);
+                tma_store_commit();
             }
 
-            // Attention of the group's queries to all keys
-            u32 q = base + AT_QKV + group * BOX, k = base + AT_QKV + TILE, v = k + TILE;
-            float odds[64], top[2], total[2];
-            mma_fence();
+            // Attention of the warpgroup's queries to all keys
+            u32 q = base + SMEM_QKV + warpgroup * BOX_BYTES, k = base + SMEM_QKV + SEQ_BYTES;
+            u32 v = k + SEQ_BYTES;
+            float scores[64], row_max[2], row_sum[2];
+            wgmma_fence();
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                u64 left = tile(q + i * 32, 16), right = tile(k + i * 32, 16);
-                if (i == 0) first_mma(odds, left, right);
-                else mma(odds, left, right);
+                u64 a_desc = smem_desc(q + i * 32, 16), b_desc = smem_desc(k + i * 32, 16);
+                if (i == 0) wgmma_first(scores, a_desc, b_desc);
+                else wgmma(scores, a_desc, b_desc);
             }
-            mma_commit();
-            u32 start = mix(seed[0]), used[32], across[16];
-            u32 down[2] = {key_at(line, start), key_at(line + 8, start)};
+            wgmma_commit();
+            u32 query_seed = mix_bits(seed[0]), probs[32], pair_keys[16];
+            u32 row_keys[2] = {rng_key(token, query_seed), rng_key(token + 8, query_seed)};
 #pragma unroll
             for (int i = 0; i < 16; i++)
-                across[i] = key_at(i / 2 * 8 + side + i % 2, mix(seed[1]));
-            mma_wait<0>();
-            if (apart) {
-                int mine[2] = {documents[line], documents[line + 8]};
+                pair_keys[i] = rng_key(i / 2 * 8 + frag_col + i % 2, mix_bits(seed[1]));
+            wgmma_wait<0>();
+            if (several_docs) {
+                int own_docs[2] = {doc_ids[token], doc_ids[token + 8]};
 #pragma unroll
                 for (int j = 0; j < 64; j++)
-                    if (papers[j / 4 * 8 + side + j % 2] != mine[j / 2 % 2]) odds[j] = -1e30f;
+                    if (seq_docs[j / 4 * 8 + frag_col + j % 2] != own_docs[j / 2 % 2])
+                        scores[j] = -1e30f;
             }
-            softmax(odds, scale, across, down, odds_bound, top, total, used);
-            mma_fence();
-            first_mma<1>(mid, used, tile(v, 16));
+            softmax_dropout(scores, scale, pair_keys, row_keys, attention_threshold, row_max,
+                            row_sum, probs);
+            wgmma_fence();
+            wgmma_first<1>(acc, probs, smem_desc(v, 16));
 #pragma unroll
-            for (int i = 1; i < 8; i++) mma<1>(mid, used + 4 * i, tile(v + i * 2048, 16));
-            mma_commit();
+            for (int i = 1; i < 8; i++) wgmma<1>(acc, probs + 4 * i, smem_desc(v + i * 2048, 16));
+            wgmma_commit();
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                total[h] = row_sum(total[h]);
-                level[h] = top[h] + log2f(total[h]);
-                total[h] = odds_rescale / total[h];
+                row_sum[h] = quad_sum(row_sum[h]);
+                own_lse[h] = row_max[h] + log2f(row_sum[h]);
+                row_sum[h] = attention_rescale / row_sum[h];
             }
-            mma_wait<0>();
+            wgmma_wait<0>();
 #pragma unroll
             for (int j = 0; j < 16; j++)
-                pairs[j] = pack(mid[2 * j] * total[j % 2], mid[2 * j + 1] * total[j % 2]);
+                pairs[j] = pack_bf16(acc[2 * j] * row_sum[j % 2], acc[2 * j + 1] * row_sum[j % 2]);
 
-            ready(ATTENDED);
-            mma_fence();
-            multiply<true>(mid, pairs, base + AT_ATTENDED);
-            mma_commit();
-            leave(mixed, pairs, 0);
-            mma_wait<0>();
-            done(ATTENDED);
-            norm(mid, before, notes, mix(seed[4]), inverse1, normal, middle);
-            ready(EXPAND);
-            mma_fence();
-            multiply<true>(mid, middle, base + AT_EXPAND);
-            mma_commit();
-            leave_both(normal1, normal, y, middle, from);
-            ready(CONTRACT);
-            float outer[32];
+            wait_weight(OUT_PROJ);
+            wgmma_fence();
+            gemm<true>(acc, pairs, base + SMEM_OUT_PROJ);
+            wgmma_commit();
+            store_tile(context, pairs, 0);
+            wgmma_wait<0>();
+            release_weight(OUT_PROJ);
+            layernorm(acc, x_pairs, params, mix_bits(seed[4]), own_rstd1, x_hat, y_pairs);
+            wait_weight(UP_PROJ);
+            wgmma_fence();
+            gemm<true>(acc, y_pairs, base + SMEM_UP_PROJ);
+            wgmma_commit();
+            store_two_tiles(x_hat1, x_hat, y, y_pairs, layer_offset);
+            wait_weight(DOWN_PROJ);
+            float down_acc[32];
 #pragma unroll
-            for (int c = 0; c < PIECES; c++) {
-                mma_wait<0>();
-                if (c == PIECES - 1) done(EXPAND);
-                gelu_box(mid, notes + HALVES + (64 * c + side) * 2, pairs, words[c]);
-                mma_fence();
-                if (c == 0) multiply<true>(outer, pairs, base + AT_CONTRACT);
-                else multiply<false>(outer, pairs, base + AT_CONTRACT + c * BOX);
-                if (c + 1 < PIECES) multiply<true>(mid, middle, base + AT_EXPAND + (c + 1) * BOX);
-                mma_commit();
-                leave(active, pairs, 64 * c);
+            for (int c = 0; c < FFN_BOXES; c++) {
+                wgmma_wait<0>();
+                if (c == FFN_BOXES - 1) release_weight(UP_PROJ);
+                gelu_tile(acc, params + UP_BIAS + (64 * c + frag_col) * 2, pairs, grad_words[c]);
+                wgmma_fence();
+                if (c == 0) gemm<true>(down_acc, pairs, base + SMEM_DOWN_PROJ);
+                else gemm<false>(down_acc, pairs, base + SMEM_DOWN_PROJ + c * BOX_BYTES);
+                if (c + 1 < FFN_BOXES)
+                    gemm<true>(acc, y_pairs, base + SMEM_UP_PROJ + (c + 1) * BOX_BYTES);
+                wgmma_commit();
+                store_tile(activation, pairs, 64 * c);
             }
-            if (n + 1 < layers) ask(n + 1);
-            mma_wait<0>();
-            done(CONTRACT);
-            norm(outer, middle, notes + NORM, mix(seed[8]), inverse2, normal, before);
-            leave_both(normal2, normal, out, before, from + tokens);
-            // Last, for a fence waits for all that was written before it
-            uint4* to = (uint4*)(slopes + (u64)((from + first) / 64) * PIECES * 4096) + own;
+            if (layer + 1 < layers) prefetch_params(layer + 1);
+            wgmma_wait<0>();
+            release_weight(DOWN_PROJ);
+            layernorm(down_acc, y_pairs, params + NORM, mix_bits(seed[8]), own_rstd2, x_hat,
+                      x_pairs);
+            store_two_tiles(x_hat2, x_hat, out, x_pairs, layer_offset + tokens);
+            // Last, because a fence waits for all earlier writes
+            u64 first_box = (u64)((layer_offset + first_token) / 64) * FFN_BOXES;
+            uint4* dst = (uint4*)(gelu_grad + first_box * 4096) + wg_thread;
 #pragma unroll
-            for (int c = 0; c < PIECES; c++) {
-                u32* w = words[c];
-                to[c * 256] = make_uint4(w[0], w[1], w[2], w[3]);
-                to[c * 256 + 128] = make_uint4(w[4], w[5], w[6], w[7]);
+            for (int c = 0; c < FFN_BOXES; c++) {
+                u32* words = grad_words[c];
+                dst[c * 256] = make_uint4(words[0], words[1], words[2], words[3]);
+                dst[c * 256 + 128] = make_uint4(words[4], words[5], words[6], words[7]);
             }
 #pragma unroll
             for (int h = 0; h < 2; h++)
                 if (lane % 4 == 0) {
-                    int at = from + line + 8 * h;
-                    scale1[at] = inverse1[h], scale2[at] = inverse2[h], logs[at] = level[h];
+                    int row = layer_offset + token + 8 * h;
+                    rstd1[row] = own_rstd1[h], rstd2[row] = own_rstd2[h], lse[row] = own_lse[h];
                 }
         }
     }
-    if (lane == 0) wait_store<0>();  // shared memory is another program's after the end
+    if (lane == 0) tma_store_wait<0>();  // shared memory may be reused after the block exits
 }

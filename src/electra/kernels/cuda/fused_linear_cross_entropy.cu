@@ -1,286 +1,311 @@
-// A masked language model's words, for Hopper GPUs: the products with a table that is 128 wide, and
-// what follows them, without ever writing the logits.
+// Linear projection to the vocabulary and cross-entropy in one, without ever storing the logits:
+// the loss of a masked language model.
 //
-// A program has 192 slots, 64 for each of three groups, and goes with them over tiles of 128 words;
-// a fourth group brings these. Pairs of slots and words are dealt out evenly: a program may begin
-// and end within the words of its slots, so that what is found of a slot comes in parts. Forth a
-// thread keeps to itself what it has seen of two slots; nothing is exchanged (see words.py).
+// bf16, hidden size 128, any number of masked positions and tokens. A persistent thread block has
+// tiles of 192 masked positions, 64 for each of three consumer warpgroups, and streams tiles of 128
+// rows of the token table; a fourth warpgroup is the TMA producer. Pairs of position tile and token
+// tile are split evenly among the thread blocks: a block may begin and end in the middle of the
+// tokens of its positions, so results of a position come in splits. In the forward a thread keeps
+// what it sees of two positions to itself, without exchange; see fused_linear_cross_entropy.py.
 
-namespace words {
-constexpr int GROUPS = 3, TALL = GROUPS * 64, WIDE = 128, DEPTH = 128, STAGES = 4;
-constexpr int SLOTS = GROUPS * 2 * BOX, TABLE = WIDE * DEPTH * 2, BIAS = WIDE * 4;
-// Shared memory: the slots; tiles of the table; two boxes of slopes for each group; the bias of the
-// tiles; barriers
-constexpr int AT_TABLE = SLOTS, AT_OUT = AT_TABLE + STAGES * TABLE;
-constexpr int AT_BIAS = AT_OUT + GROUPS * 2 * BOX, AT_BARS = AT_BIAS + STAGES * BIAS;
-static_assert(AT_BARS + 128 == 231552, "words.py asks for as much");
-constexpr float LOG2E = 1.4426950408889634f, NEVER = 1e30f;
+namespace cross_entropy {
+constexpr int WARPGROUPS = 3, TILE_M = WARPGROUPS * 64, TILE_N = 128, HIDDEN = 128, STAGES = 4;
+constexpr int X_BYTES = WARPGROUPS * 2 * BOX_BYTES, TABLE_BYTES = TILE_N * HIDDEN * 2;
+constexpr int BIAS_BYTES = TILE_N * 4;
+// Shared memory: the positions' hidden states; stages of the table; two boxes of dlogits per
+// warpgroup; the bias of the stages; barriers
+constexpr int SMEM_TABLE = X_BYTES, SMEM_DLOGITS = SMEM_TABLE + STAGES * TABLE_BYTES;
+constexpr int SMEM_BIAS = SMEM_DLOGITS + WARPGROUPS * 2 * BOX_BYTES;
+constexpr int SMEM_BARRIERS = SMEM_BIAS + STAGES * BIAS_BYTES;
+static_assert(SMEM_BARRIERS + 128 == 231552,
+              "fused_linear_cross_entropy.py launches with as many bytes");
+constexpr float LOG2E = 1.4426950408889634f, UNUSED_LSE = 1e30f;
 
-// What is the same in both kernels. Units are tiles of slots with tiles of words, the latter in
-// turn; a program has some that follow each other.
-struct Work {
-    u32 base, full, empty, come, gone;
-    int across, units, first, last;
+// What both kernels share: the range of tiles of this thread block. Tiles of a position tile follow
+// each other, token tiles fastest.
+struct TileRange {
+    u32 base, full_barrier, empty_barrier, x_full, x_empty;
+    int tiles_n, total_tiles, first_tile, end_tile;
 
-    __device__ __forceinline__ Work(unsigned char* memory, int slots, int across) : across(across) {
-        base = at(memory), full = base + AT_BARS, empty = full + 8 * STAGES;
-        come = empty + 8 * STAGES, gone = come + 8;
-        units = (slots + TALL - 1) / TALL * across;
-        first = blockIdx.x * units / gridDim.x, last = (blockIdx.x + 1) * units / gridDim.x;
+    DEVICE TileRange(unsigned char* smem, int positions, int tiles_n) : tiles_n(tiles_n) {
+        base = smem_addr(smem), full_barrier = base + SMEM_BARRIERS;
+        empty_barrier = full_barrier + 8 * STAGES;
+        x_full = empty_barrier + 8 * STAGES, x_empty = x_full + 8;
+        total_tiles = (positions + TILE_M - 1) / TILE_M * tiles_n;
+        first_tile = blockIdx.x * total_tiles / gridDim.x;
+        end_tile = (blockIdx.x + 1) * total_tiles / gridDim.x;
     }
-    // Barriers: each warp that computes says when it is done with something. Registers each kernel
-    // asks for by itself, or the compiler would not know on which side of a branch it has them.
-    __device__ __forceinline__ void begin() {
+    // Each consumer warp arrives when it is done. The kernels set their register counts themselves,
+    // or the compiler would not know on which side of a branch they hold.
+    DEVICE void init_barriers() {
         if (threadIdx.x == 0) {
-            for (int i = 0; i < STAGES; i++)
-                bar_init(full + 8 * i, 1), bar_init(empty + 8 * i, GROUPS * 4);
-            bar_init(come, 1), bar_init(gone, GROUPS * 4);
-            bars_ready();
+            for (int i = 0; i < STAGES; i++) {
+                mbarrier_init(full_barrier + 8 * i, 1);
+                mbarrier_init(empty_barrier + 8 * i, WARPGROUPS * 4);
+            }
+            mbarrier_init(x_full, 1), mbarrier_init(x_empty, WARPGROUPS * 4);
+            mbarrier_init_fence();
         }
-        call_next();
-        await_before();
+        pdl_launch_dependents();
+        pdl_wait();
         __syncthreads();
     }
-    // Which of the parts of these slots is this program's
-    __device__ __forceinline__ int part(int tall) {
-        return blockIdx.x - ((tall * across + 1) * gridDim.x - 1) / units;
+    // Which of the splits of these positions this block is
+    DEVICE int split(int tile_m) {
+        return blockIdx.x - ((tile_m * tiles_n + 1) * gridDim.x - 1) / total_tiles;
     }
-    __device__ __forceinline__ u32 stage(int n) { return base + AT_TABLE + n % STAGES * TABLE; }
-    __device__ __forceinline__ u32 bias(int n) { return base + AT_BIAS + n % STAGES * BIAS; }
-    __device__ __forceinline__ void await(int n) {
-        wait(full + 8 * (n % STAGES), n / STAGES & 1);
+    DEVICE u32 table_addr(int n) { return base + SMEM_TABLE + n % STAGES * TABLE_BYTES; }
+    DEVICE u32 bias_addr(int n) { return base + SMEM_BIAS + n % STAGES * BIAS_BYTES; }
+    DEVICE void wait_table(int n) {
+        mbarrier_wait(full_barrier + 8 * (n % STAGES), n / STAGES & 1);
     }
-    // Of this warp, after all that it reads there
-    __device__ __forceinline__ void release(u32 bar) {
+    // Called by a warp after its last read
+    DEVICE void release(u32 barrier) {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) arrive(bar);
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
     }
-    __device__ __forceinline__ void release(int n) { release(empty + 8 * (n % STAGES)); }
-    // One thread brings words; another brings slots, for which words of the next need not wait.
-    __device__ __forceinline__ void bring(const Map& x, const Map& table, const float* bias) {
-        if (threadIdx.x == GROUPS * 128)
+    DEVICE void release(int n) { release(empty_barrier + 8 * (n % STAGES)); }
+    // One thread loads the table, another the positions, so that the next table tiles do not wait
+    // for them.
+    DEVICE void produce(const TensorMap& x, const TensorMap& table, const float* bias) {
+        if (threadIdx.x == WARPGROUPS * 128)
 #pragma unroll 1
-            for (int n = 0, u = first; u < last; n++, u++) {
-                int wide = u % across;
-                u32 to = stage(n), bar = full + 8 * (n % STAGES);
-                wait(empty + 8 * (n % STAGES), (n / STAGES & 1) ^ 1);
-                expect(bar, TABLE + BIAS);
+            for (int n = 0, tile = first_tile; tile < end_tile; n++, tile++) {
+                int tile_n = tile % tiles_n;
+                u32 dst = table_addr(n), barrier = full_barrier + 8 * (n % STAGES);
+                mbarrier_wait(empty_barrier + 8 * (n % STAGES), (n / STAGES & 1) ^ 1);
+                mbarrier_expect_tx(barrier, TABLE_BYTES + BIAS_BYTES);
                 for (int i = 0; i < 4; i++)
-                    load(to + i * BOX, &table, i / 2 * 64, wide * WIDE + i % 2 * 64, bar);
-                load(this->bias(n), bias + wide * WIDE, BIAS, bar);
+                    tma_load(dst + i * BOX_BYTES, &table, i / 2 * 64, tile_n * TILE_N + i % 2 * 64,
+                             barrier);
+                tma_load(bias_addr(n), bias + tile_n * TILE_N, BIAS_BYTES, barrier);
             }
-        if (threadIdx.x == GROUPS * 128 + 32)
-            for (int n = 0, u = first; u < last; n++, u += across - u % across) {
-                int tall = u / across;
-                wait(gone, (n & 1) ^ 1);
-                expect(come, SLOTS);
-                for (int i = 0; i < GROUPS * 2; i++)
-                    load(base + i * BOX, &x, i % 2 * 64, tall * TALL + i / 2 * 64, come);
+        if (threadIdx.x == WARPGROUPS * 128 + 32)
+            for (int n = 0, tile = first_tile; tile < end_tile;
+                 n++, tile += tiles_n - tile % tiles_n) {
+                int tile_m = tile / tiles_n;
+                mbarrier_wait(x_empty, (n & 1) ^ 1);
+                mbarrier_expect_tx(x_full, X_BYTES);
+                for (int i = 0; i < WARPGROUPS * 2; i++)
+                    tma_load(base + i * BOX_BYTES, &x, i % 2 * 64, tile_m * TILE_M + i / 2 * 64,
+                             x_full);
             }
     }
 };
 
-// Three groups take turns at the tensor cores, which would share their time among all that ask:
-// all would multiply at once, and then compute at once. A turn ends a little before its products,
-// so that the next ones are there in time.
-__device__ __forceinline__ void await_turn(int group) {
-    asm volatile("bar.sync %0, 256;" ::"r"(group + 1 + GROUPS) : "memory");
+// Ping-pong of three warpgroups on the tensor cores. Without it all would multiply at once and then
+// compute at once. A turn ends a little before its GEMM, so that the next one starts in time.
+DEVICE void pingpong_wait(int warpgroup) {
+    asm volatile("bar.sync %0, 256;" ::"r"(warpgroup + 1 + WARPGROUPS) : "memory");
 }
-__device__ __forceinline__ void pass_turn(int group) {
-    asm volatile("bar.arrive %0, 256;" ::"r"((group + 1) % GROUPS + 1 + GROUPS) : "memory");
+DEVICE void pingpong_arrive(int warpgroup) {
+    asm volatile("bar.arrive %0, 256;" ::"r"((warpgroup + 1) % WARPGROUPS + 1 + WARPGROUPS)
+                 : "memory");
 }
-__device__ __forceinline__ void set_half(u32 where, u32 value) {
-    asm volatile("st.shared.b16 [%0], %1;" ::"r"(where), "h"((unsigned short)value) : "memory");
+DEVICE void st_shared_half(u32 addr, u32 value) {
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(addr), "h"((unsigned short)value) : "memory");
 }
-// A group's slots times a tile of words. What says where these are goes on by an addition, so that
-// registers hold one of each, not eight. Near its end there is a point to wait for.
-__device__ __forceinline__ void multiply(float (&z)[64], u64 slots, u64 words) {
-    mma_fence();
-    first_mma(z, slots, words);
+// A warpgroup's positions times a tile of the table. Descriptors advance by addition, so that
+// registers hold one of each instead of eight. The first commit, near the end, is what the turn
+// waits for.
+DEVICE void gemm(float (&z)[64], u64 x_desc, u64 table_desc) {
+    wgmma_fence();
+    wgmma_first(z, x_desc, table_desc);
 #pragma unroll
-    for (int k = 1; k < DEPTH / 16; k++) {
-        int box = k / 4 * BOX, column = k % 4 * 32;
-        mma(z, slots + (box + column) / 16, words + (2 * box + column) / 16);
-        if (k == DEPTH / 16 - 3) mma_commit();
+    for (int k = 1; k < HIDDEN / 16; k++) {
+        int box = k / 4 * BOX_BYTES, col = k % 4 * 32;
+        wgmma(z, x_desc + (box + col) / 16, table_desc + (2 * box + col) / 16);
+        if (k == HIDDEN / 16 - 3) wgmma_commit();
     }
-    mma_commit();
+    wgmma_commit();
 }
 
-// Each four threads that have a slot leave {top, total, place, chosen} each, of what each has seen:
-// the highest logit, the sum of odds beside it, the tile where that was, and one by its odds. All
-// logits are in units of log 2, as `bias` is.
-KERNEL words_look(
-    MAP x, MAP table, const float* bias, const int* seed, float* stats, int slots, int across,
-    int parts)
+// Each of the four threads of a position writes {max_logit, sum_exp, max_tile, sampled_tile} of the
+// tokens it has seen: the highest logit, the sum of exp(logit - max_logit), the tile of the
+// maximum, and a tile sampled by its sum. All logits, and `bias`, are in base 2.
+KERNEL cross_entropy_stats(
+    MAP x, MAP table, const float* bias, const int* seed, float* stats, int positions, int tiles_n,
+    int splits)
 {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    Work work(memory, slots, across);
-    work.begin();
-    int thread = threadIdx.x, group = __shfl_sync(0xFFFFFFFFu, thread / 128, 0);
-    if (group == GROUPS) {
-        fewer_registers<32>();
-        work.bring(x, table, bias);
+    extern __shared__ __align__(1024) unsigned char smem[];
+    TileRange tiles(smem, positions, tiles_n);
+    tiles.init_barriers();
+    int thread = threadIdx.x, warpgroup = __shfl_sync(0xFFFFFFFFu, thread / 128, 0);
+    if (warpgroup == WARPGROUPS) {
+        decrease_registers<32>();
+        tiles.produce(x, table, bias);
         return;
     }
-    more_registers<160>();
-    int lane = thread % 32, side = lane % 4 * 2, n = 0;
-    int line = group * 64 + thread / 32 % 4 * 16 + lane / 4;  // of two rows the first
-    u64 mine = tile(work.base + group * 2 * BOX, 16);
-    u32 down_start = mix(seed[0]), across_start = mix(seed[1]);
-    if (group == GROUPS - 1) pass_turn(group);
-    int tall = work.first / across, wide = work.first % across, left = work.last - work.first;
-    for (int turn = 0; left > 0; turn++, tall++, wide = 0) {
-        int slot = tall * TALL + line, end = min(across, wide + left);
-        left -= end - wide;
-        float top[2] = {-1e30f, -1e30f}, total[2] = {};
-        int place[2] = {wide, wide}, chosen[2] = {wide, wide};
-        u32 down[2];
+    increase_registers<160>();
+    int lane = thread % 32, frag_col = lane % 4 * 2, n = 0;
+    int frag_row = warpgroup * 64 + thread / 32 % 4 * 16 + lane / 4;  // the first of two rows
+    u64 x_desc = smem_desc(tiles.base + warpgroup * 2 * BOX_BYTES, 16);
+    u32 position_seed = mix_bits(seed[0]), tile_seed = mix_bits(seed[1]);
+    if (warpgroup == WARPGROUPS - 1) pingpong_arrive(warpgroup);
+    int tile_m = tiles.first_tile / tiles_n, tile_n = tiles.first_tile % tiles_n;
+    int remaining = tiles.end_tile - tiles.first_tile;
+    for (int x_phase = 0; remaining > 0; x_phase++, tile_m++, tile_n = 0) {
+        int position = tile_m * TILE_M + frag_row, tile_end = min(tiles_n, tile_n + remaining);
+        remaining -= tile_end - tile_n;
+        float max_logit[2] = {-1e30f, -1e30f}, sum_exp[2] = {};
+        int max_tile[2] = {tile_n, tile_n}, sampled_tile[2] = {tile_n, tile_n};
+        u32 position_keys[2];
 #pragma unroll
-        for (int h = 0; h < 2; h++) down[h] = key_at((slot + 8 * h) * 4 + lane % 4, down_start);
-        wait(work.come, turn & 1);
-        for (; wide < end; wide++, n++) {
-            float z[64], most[4], sum[4] = {};
-            work.await(n);
-            await_turn(group);
-            multiply(z, mine, tile(work.stage(n), 16));
-            u32 over = work.bias(n) + side * 4, key = key_at(wide, across_start);
-            mma_wait<1>();
-            pass_turn(group);
-            mma_wait<0>();
+        for (int h = 0; h < 2; h++)
+            position_keys[h] = rng_key((position + 8 * h) * 4 + lane % 4, position_seed);
+        mbarrier_wait(tiles.x_full, x_phase & 1);
+        for (; tile_n < tile_end; tile_n++, n++) {
+            float z[64], partial_max[4], partial_sum[4] = {};
+            tiles.wait_table(n);
+            pingpong_wait(warpgroup);
+            gemm(z, x_desc, smem_desc(tiles.table_addr(n), 16));
+            u32 bias_ptr = tiles.bias_addr(n) + frag_col * 4, tile_key = rng_key(tile_n, tile_seed);
+            wgmma_wait<1>();
+            pingpong_arrive(warpgroup);
+            wgmma_wait<0>();
 #pragma unroll
             for (int j = 0; j < 16; j++) {
-                float2 b = shared_floats(over + 8 * j * 4);
+                float2 b = ld_shared_float2(bias_ptr + 8 * j * 4);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     float& t = z[4 * j + i];
                     t = t * LOG2E + (i % 2 ? b.y : b.x);
-                    most[i] = j ? fmaxf(most[i], t) : t;
+                    partial_max[i] = j ? fmaxf(partial_max[i], t) : t;
                 }
             }
-            work.release(n);
-            float before[2] = {top[0], top[1]};
+            tiles.release(n);
+            float previous_max[2] = {max_logit[0], max_logit[1]};
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                float high = fmaxf(most[2 * h], most[2 * h + 1]);
-                if (high > top[h]) top[h] = high, place[h] = wide;
+                float tile_max = fmaxf(partial_max[2 * h], partial_max[2 * h + 1]);
+                if (tile_max > max_logit[h]) max_logit[h] = tile_max, max_tile[h] = tile_n;
             }
 #pragma unroll
-            for (int j = 0; j < 64; j++) sum[j % 4] += power(z[j] - top[j / 2 % 2]);
+            for (int j = 0; j < 64; j++)
+                partial_sum[j % 4] += exp2_approx(z[j] - max_logit[j / 2 % 2]);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                float here = sum[2 * h] + sum[2 * h + 1];
-                total[h] = total[h] * power(before[h] - top[h]) + here;
-                // Of all tiles until now this one, by its share
-                float number = __uint2float_rz(mix(fold(down[h], key)));
-                if (number * total[h] < here * 4294967296.0f) chosen[h] = wide;
+                float tile_sum = partial_sum[2 * h] + partial_sum[2 * h + 1];
+                sum_exp[h] = sum_exp[h] * exp2_approx(previous_max[h] - max_logit[h]) + tile_sum;
+                // Reservoir sampling: take this tile with its share of the sum so far.
+                float random = __uint2float_rz(mix_bits(rng_bits(position_keys[h], tile_key)));
+                if (random * sum_exp[h] < tile_sum * 4294967296.0f) sampled_tile[h] = tile_n;
             }
         }
-        work.release(work.gone);
+        tiles.release(tiles.x_empty);
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            if (slot + 8 * h < slots)
-                ((float4*)stats)[((slot + 8 * h) * parts + work.part(tall)) * 4 + lane % 4] =
-                    make_float4(top[h], total[h], place[h], chosen[h]);
+            if (position + 8 * h < positions)
+                ((float4*)stats)[((position + 8 * h) * splits + tiles.split(tile_m)) * 4
+                                 + lane % 4] =
+                    make_float4(max_logit[h], sum_exp[h], max_tile[h], sampled_tile[h]);
     }
 }
 
-// Slopes of the losses: odds, less one for the truth where a slot is drawn. `level` is the
-// logarithm of the sum of odds, NEVER or more where it is not. They go to memory, and times the
-// table they give parts of the slots' gradient. The truth's odds are known from its loss: no thread
-// has to look for them among its own.
-KERNEL words_slopes(
-    MAP x, MAP table, MAP slopes, const float* bias, const float* level, const float* losses,
-    const long long* truth, float* of_x, int slots, int across)
+// Gradient of the losses by the logits: probabilities, minus one for the label, zero where a
+// position is not masked. `lse` is the log-sum-exp in base 2, UNUSED_LSE or more where it is not
+// masked. Stored as dlogits; times the table they give splits of the positions' gradient. The
+// label's probability is known from its loss, so no thread has to search for it.
+KERNEL cross_entropy_dlogits(
+    MAP x, MAP table, MAP dlogits, const float* bias, const float* lse, const float* losses,
+    const long long* labels, float* grad_x_partials, int positions, int tiles_n)
 {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    Work work(memory, slots, across);
-    work.begin();
-    int thread = threadIdx.x, group = __shfl_sync(0xFFFFFFFFu, thread / 128, 0);
-    if (group == GROUPS) {
-        fewer_registers<32>();
-        work.bring(x, table, bias);
+    extern __shared__ __align__(1024) unsigned char smem[];
+    TileRange tiles(smem, positions, tiles_n);
+    tiles.init_barriers();
+    int thread = threadIdx.x, warpgroup = __shfl_sync(0xFFFFFFFFu, thread / 128, 0);
+    if (warpgroup == WARPGROUPS) {
+        decrease_registers<32>();
+        tiles.produce(x, table, bias);
         return;
     }
-    more_registers<160>();
-    int lane = thread % 32, side = lane % 4 * 2, n = 0;
-    int line = group * 64 + thread / 32 % 4 * 16 + lane / 4;  // of two rows the first
-    int own = line + lane % 2 * 8;  // the row of which it knows the truth, if it is one of two
+    increase_registers<160>();
+    int lane = thread % 32, frag_col = lane % 4 * 2, n = 0;
+    int frag_row = warpgroup * 64 + thread / 32 % 4 * 16 + lane / 4;  // the first of two rows
+    // The row whose label this thread writes, if it is one of two
+    int label_row = frag_row + lane % 2 * 8;
     bool leader = thread % 128 == 0;
-    u64 mine = tile(work.base + group * 2 * BOX, 16);
-    u32 out = work.base + AT_OUT + group * 2 * BOX;
-    if (group == GROUPS - 1) pass_turn(group);
-    int tall = work.first / across, wide = work.first % across, left = work.last - work.first;
-    for (int turn = 0; left > 0; turn++, tall++, wide = 0) {
-        int slot = tall * TALL + line, end = min(across, wide + left);
-        left -= end - wide;
-        float log[2], sums[64] = {};
+    u64 x_desc = smem_desc(tiles.base + warpgroup * 2 * BOX_BYTES, 16);
+    u32 dlogits_addr = tiles.base + SMEM_DLOGITS + warpgroup * 2 * BOX_BYTES;
+    if (warpgroup == WARPGROUPS - 1) pingpong_arrive(warpgroup);
+    int tile_m = tiles.first_tile / tiles_n, tile_n = tiles.first_tile % tiles_n;
+    int remaining = tiles.end_tile - tiles.first_tile;
+    for (int x_phase = 0; remaining > 0; x_phase++, tile_m++, tile_n = 0) {
+        int position = tile_m * TILE_M + frag_row, tile_end = min(tiles_n, tile_n + remaining);
+        remaining -= tile_end - tile_n;
+        float row_lse[2], grad_x[64] = {};
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            log[h] = slot + 8 * h < slots ? level[slot + 8 * h] : NEVER;
-        int target = -1;
-        u32 less = 0;
-        if (lane % 4 < 2 && (lane % 2 ? log[1] : log[0]) < NEVER) {
-            target = truth[tall * TALL + own];
-            less = pack(power(-LOG2E * losses[tall * TALL + own]) - 1, 0);
+            row_lse[h] = position + 8 * h < positions ? lse[position + 8 * h] : UNUSED_LSE;
+        int label = -1;
+        u32 label_dlogit = 0;
+        if (lane % 4 < 2 && (lane % 2 ? row_lse[1] : row_lse[0]) < UNUSED_LSE) {
+            label = labels[tile_m * TILE_M + label_row];
+            label_dlogit =
+                pack_bf16(exp2_approx(-LOG2E * losses[tile_m * TILE_M + label_row]) - 1, 0);
         }
-        wait(work.come, turn & 1);
-        await_turn(group);
-        for (; wide < end; wide++, n++) {
+        mbarrier_wait(tiles.x_full, x_phase & 1);
+        pingpong_wait(warpgroup);
+        for (; tile_n < tile_end; tile_n++, n++) {
             float z[64];
-            u32 words = work.stage(n), over = work.bias(n) + side * 4;
-            work.await(n);
-            multiply(z, mine, tile(words, 16));
-            if (leader) wait_store<0>();
-            mma_wait<1>();
-            pass_turn(group);
-            mma_wait<0>();
-            if (n) work.release(n - 1);  // the second product of that one is done too
-            group_sync(group);  // and the boxes of its slopes are free
+            u32 table_tile = tiles.table_addr(n), bias_ptr = tiles.bias_addr(n) + frag_col * 4;
+            tiles.wait_table(n);
+            gemm(z, x_desc, smem_desc(table_tile, 16));
+            if (leader) tma_store_wait<0>();
+            wgmma_wait<1>();
+            pingpong_arrive(warpgroup);
+            wgmma_wait<0>();
+            if (n) tiles.release(n - 1);  // its second GEMM is done too
+            warpgroup_sync(warpgroup);  // and the boxes of dlogits are free
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 u32 pairs[4];
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
-                    const float* two = z + 8 * i + 2 * k;
-                    float2 b = shared_floats(over + (2 * i + k / 2) * 32);
-                    pairs[k] = pack(power(two[0] * LOG2E + (b.x - log[k % 2])),
-                                    power(two[1] * LOG2E + (b.y - log[k % 2])));
+                    const float* logits = z + 8 * i + 2 * k;
+                    float2 b = ld_shared_float2(bias_ptr + (2 * i + k / 2) * 32);
+                    pairs[k] = pack_bf16(exp2_approx(logits[0] * LOG2E + (b.x - row_lse[k % 2])),
+                                         exp2_approx(logits[1] * LOG2E + (b.y - row_lse[k % 2])));
                 }
-                put_columns(out + i / 4 * BOX, i % 4, pairs);
+                stmatrix_columns(dlogits_addr + i / 4 * BOX_BYTES, i % 4, pairs);
             }
-            __syncwarp();  // the truth comes after what others put there
-            if (u32 at = target - wide * WIDE; at < WIDE) {
-                int row = own % 64;
-                set_half(out + at / 64 * BOX + row * 128 + ((at % 64 / 8 ^ row % 8) << 4)
-                         + at % 8 * 2, less);
+            __syncwarp();  // the label comes after the others' writes
+            if (u32 col = label - tile_n * TILE_N; col < TILE_N) {
+                int row = label_row % 64;
+                st_shared_half(dlogits_addr + col / 64 * BOX_BYTES + row * 128
+                                   + ((col % 64 / 8 ^ row % 8) << 4) + col % 8 * 2,
+                               label_dlogit);
             }
-            written();
-            group_sync(group);
+            async_proxy_fence();
+            warpgroup_sync(warpgroup);
             if (leader) {
                 for (int i = 0; i < 2; i++)
-                    store(&slopes, out + i * BOX, wide * WIDE + i * 64, tall * TALL + group * 64);
-                commit_store();
+                    tma_store(&dlogits, dlogits_addr + i * BOX_BYTES, tile_n * TILE_N + i * 64,
+                              tile_m * TILE_M + warpgroup * 64);
+                tma_store_commit();
             }
-            u64 odds = tile(out, 16), right = tile(words, 2 * BOX);
-            await_turn(group);  // for this and for the next one's first
-            mma_fence();
+            u64 a_desc = smem_desc(dlogits_addr, 16), b_desc = smem_desc(table_tile, 2 * BOX_BYTES);
+            pingpong_wait(warpgroup);  // for this GEMM and the next tile's first
+            wgmma_fence();
 #pragma unroll
-            for (int i = 0; i < WIDE / 16; i++)
-                mma<1>(sums, odds + (i / 4 * BOX + i % 4 * 32) / 16, right + i * 2048 / 16);
-            mma_commit();
+            for (int i = 0; i < TILE_N / 16; i++)
+                wgmma<1>(grad_x, a_desc + (i / 4 * BOX_BYTES + i % 4 * 32) / 16,
+                         b_desc + i * 2048 / 16);
+            wgmma_commit();
         }
-        pass_turn(group);
-        mma_wait<0>();
-        work.release(work.gone);
-        float* to = of_x + ((u64)work.part(tall) * slots + slot) * DEPTH + side;
+        pingpong_arrive(warpgroup);
+        wgmma_wait<0>();
+        tiles.release(tiles.x_empty);
+        float* dst =
+            grad_x_partials + ((u64)tiles.split(tile_m) * positions + position) * HIDDEN + frag_col;
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            if (slot + 8 * h < slots)
+            if (position + 8 * h < positions)
 #pragma unroll
                 for (int j = 0; j < 16; j++)
-                    *(float2*)(to + 8 * h * DEPTH + 8 * j) =
-                        make_float2(sums[4 * j + 2 * h], sums[4 * j + 2 * h + 1]);
+                    *(float2*)(dst + 8 * h * HIDDEN + 8 * j) =
+                        make_float2(grad_x[4 * j + 2 * h], grad_x[4 * j + 2 * h + 1]);
     }
-    if (leader) wait_store<0>();  // shared memory is another program's after the end
+    if (leader) tma_store_wait<0>();  // shared memory may be reused after the block exits
 }
-}  // namespace words
+}  // namespace cross_entropy

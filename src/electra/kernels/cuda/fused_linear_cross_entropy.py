@@ -19,11 +19,11 @@ import triton.language as tl
 from torch import Tensor
 
 from electra.kernels.any_gpu.sampling import choose, uniform
-from electra.kernels.cuda.runtime import launch, tiles, usable
+from electra.kernels.cuda.runtime import launch, tensor_map, is_supported
 from electra.kernels.any_gpu.dropout import draw_seeds
 from electra.kernels.any_gpu.launch import programs
 
-GROUPS, DEPTH, SHARED = 3, 128, 231552
+WARPGROUPS, DEPTH, SHARED = 3, 128, 231552
 """Of a program in CUDA: groups that compute, the table's width, and bytes on the chip."""
 TALL, WIDE, LANES = tl.constexpr(192), tl.constexpr(128), tl.constexpr(4)
 """Slots and words of a tile, and threads that share a slot: each has two words of eight."""
@@ -66,7 +66,7 @@ def by_tiles(hidden: Tensor, temperature: float, disallow_correct: bool) -> bool
     """Whether words are guessed here."""
     same = temperature == 1 and not disallow_correct  # samples have the distribution of the loss
     fits = same and hidden.shape[1] == DEPTH and hidden.dtype == torch.bfloat16
-    return fits and usable(hidden.device)
+    return fits and is_supported(hidden.device)
 
 
 def look(
@@ -80,8 +80,8 @@ def look(
     seeds = draw_seeds(2, hidden.device)
     stats = torch.empty(slots, deal.parts, LANES.value, 4, device=hidden.device)
     launch(
-        "words.words_look", deal.programs, SHARED, tiles(hidden), tiles(table), offset, seeds[0],
-        stats, slots, deal.across, deal.parts, groups=GROUPS,
+        "fused_linear_cross_entropy.cross_entropy_stats", deal.programs, SHARED, tensor_map(hidden), tensor_map(table), offset, seeds[0],
+        stats, slots, deal.across, deal.parts, warpgroups=WARPGROUPS,
     )  # fmt: skip
     given = (hidden, table, offset, truth, is_masked, other)
     *found, level = settle(stats, deal, *given, seeds[1])
@@ -99,8 +99,8 @@ def slopes_of(
     slopes = hidden.new_empty(slots, triton.cdiv(words, ROUND) * ROUND)
     parts = torch.empty(deal.parts, slots, DEPTH, device=hidden.device)
     launch(
-        "words.words_slopes", deal.programs, SHARED, tiles(hidden), tiles(table), tiles(slopes),
-        offset, level, losses, truth, parts, slots, deal.across, groups=GROUPS,
+        "fused_linear_cross_entropy.cross_entropy_dlogits", deal.programs, SHARED, tensor_map(hidden), tensor_map(table), tensor_map(slopes),
+        offset, level, losses, truth, parts, slots, deal.across, warpgroups=WARPGROUPS,
     )  # fmt: skip
     return slopes, parts, deal
 

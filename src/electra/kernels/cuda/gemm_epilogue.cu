@@ -1,173 +1,193 @@
-// Products with a matrix, for Hopper GPUs, and what follows them: a bias, gelu, or its slopes.
+// GEMMs with a resident weight tile and a fused epilogue: bias, bias + GELU, or the derivative of
+// GELU.
 //
-// A program keeps a square of the matrix in shared memory while tiles of 64 rows pass by. Two
-// groups of four warps take turns: one multiplies while the other computes with what its own
-// product gave, and stores it. A thread of a third group brings the tiles.
+// bf16 with K = 256; N is a multiple of 256, M arbitrary. A persistent thread block keeps a 256 x
+// 256 tile of the weight in shared memory while tiles of 64 rows of x stream by. Two consumer
+// warpgroups ping-pong: one multiplies while the other runs the epilogue of its own tile and stores
+// it. A thread of a third warpgroup is the TMA producer.
 
-enum Kind { PLAIN, GELU, BACK, BEND };
-constexpr int DEPTH = 256, WIDE = 256, TALL = 64;
-constexpr int ROWS = DEPTH / 64 * BOX, MATRIX = DEPTH * WIDE * 2;
-// Shared memory: the matrix, a tile of rows for each group, two boxes for each that go out,
-// barriers, and the bias or ones
-constexpr int AT_ROWS = MATRIX, AT_STAGE = AT_ROWS + GROUPS * ROWS;
-constexpr int AT_BARS = AT_STAGE + GROUPS * 2 * BOX, AT_BIAS = AT_BARS + 128;
-static_assert(AT_BIAS + WIDE * 4 == 230528, "ffn.py asks for as much");
+enum Epilogue { BIAS, BIAS_GELU, NONE, GELU_GRAD };
+constexpr int TILE_K = 256, TILE_N = 256, TILE_M = 64;
+constexpr int X_BYTES = TILE_K / 64 * BOX_BYTES, WEIGHT_BYTES = TILE_K * TILE_N * 2;
+// Shared memory: the weight tile; a tile of x and two output boxes per warpgroup; barriers; the
+// bias or ones
+constexpr int SMEM_X = WEIGHT_BYTES, SMEM_OUT = SMEM_X + WARPGROUPS * X_BYTES;
+constexpr int SMEM_BARRIERS = SMEM_OUT + WARPGROUPS * 2 * BOX_BYTES;
+constexpr int SMEM_BIAS = SMEM_BARRIERS + 128;
+static_assert(SMEM_BIAS + TILE_N * 4 == 230528, "gemm_epilogue.py launches with as many bytes");
 
-// PLAIN: x @ matrix.t() + bias. GELU: gelu of this, and its slopes. BACK: x @ matrix. BEND: this
-// times slopes, and sums over rows of it.
-template <Kind KIND>
-__device__ __forceinline__ void multiply(
-    const Map& x, const Map& matrix, const Map& out, const void* bias, unsigned char* slopes,
-    float* sums, int rows, int width)
+// BIAS: x @ weight.t() + bias. BIAS_GELU: GELU of that, and its derivative in `gelu_grad`.
+// NONE: x @ weight. GELU_GRAD: x @ weight times `gelu_grad`, and its sums over rows in
+// `bias_partials`.
+template <Epilogue EPILOGUE>
+DEVICE void gemm(
+    const TensorMap& x, const TensorMap& weight, const TensorMap& out, const void* bias,
+    unsigned char* gelu_grad, float* bias_partials, int rows, int width)
 {
-    constexpr bool ACROSS = KIND == BACK || KIND == BEND;
-    extern __shared__ __align__(1024) unsigned char memory[];
-    u32 base = at(memory), beside = base + AT_BIAS;
-    u32 full = base + AT_BARS, empty = full + 8 * GROUPS, ready = empty + 8 * GROUPS;
-    int thread = threadIdx.x, group = thread / 128, across = width / WIDE;
-    int start = blockIdx.x % across * WIDE, part = blockIdx.x / across;
-    int parts = gridDim.x / across, tiles = (rows + TALL - 1) / TALL;
-    bool brings = thread == GROUPS * 128;
-    auto bring = [&](int n, int t) {
-        u32 to = base + AT_ROWS + n % 2 * ROWS, bar = full + n % 2 * 8;
-        expect(bar, ROWS);
-        for (int i = 0; i < 4; i++) load(to + i * BOX, &x, i * 64, t * TALL, bar);
-        if (KIND == BEND) fetch(slopes + ((u64)t * width + start) * 64, 4 * 4096);
+    constexpr bool TRANS_B = EPILOGUE == NONE || EPILOGUE == GELU_GRAD;
+    extern __shared__ __align__(1024) unsigned char smem[];
+    u32 base = smem_addr(smem), bias_addr = base + SMEM_BIAS;
+    u32 full_barrier = base + SMEM_BARRIERS, empty_barrier = full_barrier + 8 * WARPGROUPS;
+    u32 weight_barrier = empty_barrier + 8 * WARPGROUPS;
+    int thread = threadIdx.x, warpgroup = thread / 128, tiles_n = width / TILE_N;
+    int n_offset = blockIdx.x % tiles_n * TILE_N, cta_m = blockIdx.x / tiles_n;
+    int ctas_m = gridDim.x / tiles_n, tiles_m = (rows + TILE_M - 1) / TILE_M;
+    bool is_producer = thread == WARPGROUPS * 128;
+    auto load_x = [&](int n, int tile_m) {
+        u32 dst = base + SMEM_X + n % 2 * X_BYTES, barrier = full_barrier + n % 2 * 8;
+        mbarrier_expect_tx(barrier, X_BYTES);
+        for (int i = 0; i < 4; i++)
+            tma_load(dst + i * BOX_BYTES, &x, i * 64, tile_m * TILE_M, barrier);
+        if (EPILOGUE == GELU_GRAD)
+            l2_prefetch(gelu_grad + ((u64)tile_m * width + n_offset) * 64, 4 * 4096);
     };
-    if (brings) {
-        for (int i = 0; i < GROUPS; i++) bar_init(full + 8 * i, 1), bar_init(empty + 8 * i, 1);
-        for (int i = 0; i < 4; i++) bar_init(ready + 8 * i, 1);
-        bars_ready();
-        // By parts of the depth, so that the first product begins with the first of them
+    if (is_producer) {
+        for (int i = 0; i < WARPGROUPS; i++) {
+            mbarrier_init(full_barrier + 8 * i, 1);
+            mbarrier_init(empty_barrier + 8 * i, 1);
+        }
+        for (int i = 0; i < 4; i++) mbarrier_init(weight_barrier + 8 * i, 1);
+        mbarrier_init_fence();
+        // In slices of K, so that the first wgmma starts when the first slice has arrived
         for (int k = 0; k < 4; k++) {
-            expect(ready + 8 * k, MATRIX / 4);
+            mbarrier_expect_tx(weight_barrier + 8 * k, WEIGHT_BYTES / 4);
             for (int i = 0; i < 4; i++) {
-                int box = ACROSS ? 4 * i + k : 4 * k + i;
-                int column = box / 4 * 64, row = box % 4 * 64;
-                (ACROSS ? column : row) += start;
-                load(base + box * BOX, &matrix, column, row, ready + 8 * k);
+                int box = TRANS_B ? 4 * i + k : 4 * k + i;
+                int col = box / 4 * 64, row = box % 4 * 64;
+                (TRANS_B ? col : row) += n_offset;
+                tma_load(base + box * BOX_BYTES, &weight, col, row, weight_barrier + 8 * k);
             }
         }
     }
-    call_next();
-    await_before();
-    if (brings) bring(0, part);
-    for (int i = thread; i < WIDE; i += blockDim.x)
-        if constexpr (ACROSS) {
-            set_shared(beside + 4 * i, KIND == BEND ? ONES : 0);  // or a bias that adds nothing
-        } else if constexpr (KIND == GELU) {
-            const float* pair = (const float*)bias + start + 2 * i;
-            if (i < WIDE / 2) set_shared(beside + 4 * i, halves(pair[0], pair[1]));
+    pdl_launch_dependents();
+    pdl_wait();
+    if (is_producer) load_x(0, cta_m);
+    for (int i = thread; i < TILE_N; i += blockDim.x)
+        if constexpr (TRANS_B) {
+            // Ones to sum rows with, or a bias of zero
+            st_shared(bias_addr + 4 * i, EPILOGUE == GELU_GRAD ? BF16_ONES : 0);
+        } else if constexpr (EPILOGUE == BIAS_GELU) {
+            const float* pair = (const float*)bias + n_offset + 2 * i;
+            if (i < TILE_N / 2) st_shared(bias_addr + 4 * i, pack_half(pair[0], pair[1]));
         } else {
-            // bf16 has the upper half of fp32's bits
-            set_shared(beside + 4 * i, (u32)((const unsigned short*)bias)[start + i] << 16);
+            // bf16 is the upper half of fp32
+            st_shared(bias_addr + 4 * i, (u32)((const unsigned short*)bias)[n_offset + i] << 16);
         }
-    written();
+    async_proxy_fence();
     __syncthreads();
 
-    if (group == GROUPS) {
-        fewer_registers<24>();
-        if (brings)
-            for (int n = 1, t = part + parts; t < tiles; n++, t += parts) {
-                wait(empty + n % 2 * 8, (n / 2 & 1) ^ 1);
-                bring(n, t);
+    if (warpgroup == WARPGROUPS) {
+        decrease_registers<24>();
+        if (is_producer)
+            for (int n = 1, tile_m = cta_m + ctas_m; tile_m < tiles_m; n++, tile_m += ctas_m) {
+                mbarrier_wait(empty_barrier + n % 2 * 8, (n / 2 & 1) ^ 1);
+                load_x(n, tile_m);
             }
         return;
     }
-    more_registers<240>();
+    increase_registers<240>();
     int lane = thread % 32, warp = thread / 32 % 4, leader = thread % 128 == 0;
-    int line = warp * 16 + lane / 4, side = lane % 4 * 2;  // of a thread's numbers: row, column
-    u32 mine = base + AT_ROWS + group * ROWS, stage = base + AT_STAGE + group * 2 * BOX;
-    float z[128], total[4][4] = {};
-    u32 pairs[16], words[32];
-    if (group == 1) pass_turn(group);
-    for (int n = group, t = part + group * parts; t < tiles; n += 2, t += 2 * parts) {
-        // Slopes lie in memory as threads have them: 64 rows and 64 columns after others
-        u64 chunk = (u64)t * (width / 64) + start / 64;
-        uint4* slope_at = (uint4*)(slopes + chunk * 4096) + thread % 128;
-        if constexpr (KIND == BEND) {
+    // Row and column of the thread's first accumulator
+    int frag_row = warp * 16 + lane / 4, frag_col = lane % 4 * 2;
+    u32 x_addr = base + SMEM_X + warpgroup * X_BYTES;
+    u32 out_addr = base + SMEM_OUT + warpgroup * 2 * BOX_BYTES;
+    float acc[128], col_sums[4][4] = {};
+    u32 pairs[16], grad_words[32];
+    if (warpgroup == 1) pingpong_arrive(warpgroup);
+    for (int n = warpgroup, tile_m = cta_m + warpgroup * ctas_m; tile_m < tiles_m;
+         n += 2, tile_m += 2 * ctas_m) {
+        // The derivative is stored in the order of the threads' accumulators, by 64 x 64 boxes.
+        u64 first_box = (u64)tile_m * (width / 64) + n_offset / 64;
+        uint4* grad_ptr = (uint4*)(gelu_grad + first_box * 4096) + thread % 128;
+        if constexpr (EPILOGUE == GELU_GRAD) {
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                uint4 a = __ldcs(slope_at + i * 128);
-                words[4 * i] = a.x, words[4 * i + 1] = a.y;
-                words[4 * i + 2] = a.z, words[4 * i + 3] = a.w;
+                uint4 a = __ldcs(grad_ptr + i * 128);
+                grad_words[4 * i] = a.x, grad_words[4 * i + 1] = a.y;
+                grad_words[4 * i + 2] = a.z, grad_words[4 * i + 3] = a.w;
             }
         }
-        await_turn(group);
-        wait(full + 8 * group, n / 2 & 1);
-        mma_fence();
+        pingpong_wait(warpgroup);
+        mbarrier_wait(full_barrier + 8 * warpgroup, n / 2 & 1);
+        wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < DEPTH / 16; k++) {
-            u64 left = tile(mine + k / 4 * BOX + k % 4 * 32, 16);
-            u64 right = ACROSS ? tile(base + k * 2048, ROWS)
-                               : tile(base + k / 4 * ROWS + k % 4 * 32, 16);
-            if (k % 4 == 0) wait(ready + 2 * k, 0);
-            if (k == 0) first_mma<ACROSS>(z, left, right);
-            else mma<ACROSS>(z, left, right);
-            if (k == DEPTH / 16 - 3) mma_commit();
+        for (int k = 0; k < TILE_K / 16; k++) {
+            u64 a_desc = smem_desc(x_addr + k / 4 * BOX_BYTES + k % 4 * 32, 16);
+            u64 b_desc = TRANS_B ? smem_desc(base + k * 2048, X_BYTES)
+                                 : smem_desc(base + k / 4 * X_BYTES + k % 4 * 32, 16);
+            if (k % 4 == 0) mbarrier_wait(weight_barrier + 2 * k, 0);
+            if (k == 0) wgmma_first<TRANS_B>(acc, a_desc, b_desc);
+            else wgmma<TRANS_B>(acc, a_desc, b_desc);
+            if (k == TILE_K / 16 - 3) wgmma_commit();
         }
-        mma_commit();
-        // The tensor cores would share their time among both, so the turn ends when the products
-        // are nearly done.
-        mma_wait<1>();
-        pass_turn(group);
-        mma_wait<0>();
-        if (leader) arrive(empty + 8 * group);
+        wgmma_commit();
+        // Both warpgroups would share the tensor cores, so the turn passes only when the GEMM is
+        // nearly done.
+        wgmma_wait<1>();
+        pingpong_arrive(warpgroup);
+        wgmma_wait<0>();
+        if (leader) mbarrier_arrive(empty_barrier + 8 * warpgroup);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float* own = z + 32 * i;
-            u32 here = stage + (i & 1) * BOX;
-            if constexpr (KIND == GELU) {
-                gelu_box(own, beside + (64 * i + side) * 2, pairs, words + 8 * i);
-            } else if constexpr (KIND == BEND) {
-                bend_box(own, words + 8 * i, pairs);
+            float* acc_box = acc + 32 * i;
+            u32 out_box = out_addr + (i & 1) * BOX_BYTES;
+            if constexpr (EPILOGUE == BIAS_GELU) {
+                gelu_tile(acc_box, bias_addr + (64 * i + frag_col) * 2, pairs, grad_words + 8 * i);
+            } else if constexpr (EPILOGUE == GELU_GRAD) {
+                mul_gelu_grad_tile(acc_box, grad_words + 8 * i, pairs);
             } else {
-                add_box(own, beside + (64 * i + side) * 4, pairs);
+                add_bias_tile(acc_box, bias_addr + (64 * i + frag_col) * 4, pairs);
             }
-            // This box is free when the copy before the last, and the sums from it, are done.
-            if (leader) wait_store<1>();
-            if constexpr (KIND == BEND) mma_wait<1>();
-            group_sync(group);
-            put(here, pairs);
-            written();
-            group_sync(group);
-            if (leader) store(&out, here, start + 64 * i, t * TALL), commit_store();
-            if constexpr (KIND == BEND) {
-                mma_fence();
+            // This box is free when the store before the last and the sums over it are done.
+            if (leader) tma_store_wait<1>();
+            if constexpr (EPILOGUE == GELU_GRAD) wgmma_wait<1>();
+            warpgroup_sync(warpgroup);
+            stmatrix_tile(out_box, pairs);
+            async_proxy_fence();
+            warpgroup_sync(warpgroup);
+            if (leader)
+                tma_store(&out, out_box, n_offset + 64 * i, tile_m * TILE_M), tma_store_commit();
+            if constexpr (EPILOGUE == GELU_GRAD) {
+                wgmma_fence();
 #pragma unroll
                 for (int k = 0; k < 4; k++)
-                    sum_mma(total[i], tile(here + k * 2048, 16), ones_at(beside));
-                mma_commit();
+                    wgmma_sum_rows(col_sums[i], smem_desc(out_box + k * 2048, 16),
+                                   ones_desc(bias_addr));
+                wgmma_commit();
             }
         }
-        if constexpr (KIND == GELU)
-            // After the last fence: each waits for what was written before it
+        if constexpr (EPILOGUE == BIAS_GELU)
+            // After the last fence, because a fence waits for all earlier writes
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                slope_at[i * 128] = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2],
-                                               words[4 * i + 3]);
+                grad_ptr[i * 128] = make_uint4(grad_words[4 * i], grad_words[4 * i + 1],
+                                               grad_words[4 * i + 2], grad_words[4 * i + 3]);
     }
-    if (leader) wait_store<0>();  // shared memory is another program's after the end
-    if constexpr (KIND == BEND) {
-        mma_wait<0>();
-        float* to = sums + (u64)(part * GROUPS + group) * width + start + line;
+    if (leader) tma_store_wait<0>();  // shared memory may be reused after the block exits
+    if constexpr (EPILOGUE == GELU_GRAD) {
+        wgmma_wait<0>();
+        float* dst =
+            bias_partials + (u64)(cta_m * WARPGROUPS + warpgroup) * width + n_offset + frag_row;
         if (lane % 4 == 0)
 #pragma unroll
-            for (int i = 0; i < 4; i++) to[64 * i] = total[i][0], to[64 * i + 8] = total[i][2];
+            for (int i = 0; i < 4; i++)
+                dst[64 * i] = col_sums[i][0], dst[64 * i + 8] = col_sums[i][2];
     }
 }
 
-#define MATRICES MAP x, MAP matrix, MAP out
-
-KERNEL multiply_plain(MATRICES, const unsigned short* bias, int rows, int width) {
-    multiply<PLAIN>(x, matrix, out, bias, nullptr, nullptr, rows, width);
+KERNEL gemm_bias(MAP x, MAP weight, MAP out, const unsigned short* bias, int rows, int width) {
+    gemm<BIAS>(x, weight, out, bias, nullptr, nullptr, rows, width);
 }
-KERNEL multiply_gelu(MATRICES, const float* bias, unsigned char* slopes, int rows, int width) {
-    multiply<GELU>(x, matrix, out, bias, slopes, nullptr, rows, width);
+KERNEL gemm_bias_gelu(
+    MAP x, MAP weight, MAP out, const float* bias, unsigned char* gelu_grad, int rows, int width)
+{
+    gemm<BIAS_GELU>(x, weight, out, bias, gelu_grad, nullptr, rows, width);
 }
-KERNEL multiply_back(MATRICES, int rows, int width) {
-    multiply<BACK>(x, matrix, out, nullptr, nullptr, nullptr, rows, width);
+KERNEL gemm_grad_input(MAP x, MAP weight, MAP out, int rows, int width) {
+    gemm<NONE>(x, weight, out, nullptr, nullptr, nullptr, rows, width);
 }
-KERNEL multiply_bend(MATRICES, unsigned char* slopes, float* sums, int rows, int width) {
-    multiply<BEND>(x, matrix, out, nullptr, slopes, sums, rows, width);
+KERNEL gemm_grad_gelu(
+    MAP x, MAP weight, MAP out, unsigned char* gelu_grad, float* bias_partials, int rows, int width)
+{
+    gemm<GELU_GRAD>(x, weight, out, nullptr, gelu_grad, bias_partials, rows, width);
 }

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.cuda.runtime import GROUPS, launch, tiles, usable
+from electra.kernels.cuda.runtime import WARPGROUPS, launch, tensor_map, is_supported
 from electra.kernels.any_gpu.gelu import WHOLE_ROWS, gelu_stored, unpacked
 from electra.kernels.hopper.gemm_layernorm import in_tiles, joins
 from electra.kernels.any_gpu.launch import programs
@@ -49,7 +49,7 @@ def expand_gelu(x: Tensor, expand: Tensor, bias: Tensor, active: Tensor, slope: 
     The slopes are in an order for `contract_backward`.
     """
     if resident(expand):
-        _launch("products.multiply_gelu", x, expand, active, bias.float(), slope)
+        _launch("gemm_epilogue.gemm_bias_gelu", x, expand, active, bias.float(), slope)
     else:
         _multiply(x, expand, bias, active, slope[: len(x)], gelu=True)
 
@@ -57,7 +57,7 @@ def expand_gelu(x: Tensor, expand: Tensor, bias: Tensor, active: Tensor, slope: 
 def product_bias(x: Tensor, matrix: Tensor, bias: Tensor, out: Tensor) -> None:
     """x @ matrix.t() + bias."""
     if resident(matrix):
-        _launch("products.multiply_plain", x, matrix, out, bias.to(matrix.dtype))
+        _launch("gemm_epilogue.gemm_bias", x, matrix, out, bias.to(matrix.dtype))
     else:
         _multiply(x, matrix, bias, out, out, gelu=False)
 
@@ -67,7 +67,7 @@ def product_back(x: Tensor, matrix: Tensor) -> Tensor:
     if not resident(matrix.t()):
         return x @ matrix
     out = x.new_empty(len(x), matrix.shape[1])
-    _launch("products.multiply_back", x, matrix, out)
+    _launch("gemm_epilogue.gemm_grad_input", x, matrix, out)
     return out
 
 
@@ -75,13 +75,13 @@ def resident(matrix: Tensor) -> bool:
     """Whether products with this matrix (width, depth), or its transpose, are those in CUDA."""
     width, depth = matrix.shape
     whole = depth == SQUARE and width % SQUARE == 0
-    return whole and matrix.dtype == torch.bfloat16 and usable(matrix.device)
+    return whole and matrix.dtype == torch.bfloat16 and is_supported(matrix.device)
 
 
 def _launch(name: str, x: Tensor, matrix: Tensor, out: Tensor, *others: Tensor) -> None:
     rows, width = out.shape
     grid = width // SQUARE * _parts(rows, width, x.device)
-    launch(name, grid, SHARED, tiles(x), tiles(matrix), tiles(out), *others, rows, width)
+    launch(name, grid, SHARED, tensor_map(x), tensor_map(matrix), tensor_map(out), *others, rows, width)
 
 
 def _parts(rows: int, width: int, device: torch.device) -> int:
@@ -128,7 +128,7 @@ def contract_backward(
     `sums` gets the bias's gradient in `ffn_parts` parts.
     """
     if resident(contract.t()):
-        _launch("products.multiply_bend", through, contract, of_inner, slope, sums)
+        _launch("gemm_epilogue.gemm_grad_gelu", through, contract, of_inner, slope, sums)
         return
     (rows, depth), width = through.shape, contract.shape[1]
     tall, wide = BACK["TALL"], BACK["WIDE"]
@@ -143,7 +143,7 @@ def ffn_parts(rows: int, contract: Tensor) -> int:
     """How many parts the sums of `contract_backward` come in."""
     width, device = contract.shape[1], contract.device
     if resident(contract.t()):
-        return GROUPS * _parts(rows, width, device)
+        return WARPGROUPS * _parts(rows, width, device)
     across = triton.cdiv(width, BACK["WIDE"])
     return programs(triton.cdiv(rows, BACK["TALL"]), device, 1 / across)
 

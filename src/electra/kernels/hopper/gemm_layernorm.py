@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from electra.kernels.cuda.runtime import launch, tiles, usable
+from electra.kernels.cuda.runtime import launch, tensor_map, is_supported
 from electra.kernels.any_gpu.dropout import (
     bit_keys,
     by_halves,
@@ -66,8 +66,8 @@ def product_norm(
     if shares(matrix, p):
         vectors = [vector.float() for vector in (bias, *norm[:2])]
         launch(
-            "join.product_norm", _grid(rows, x.device), FORTH_SHARED,
-            *map(tiles, (x, matrix, residual, normal, out)), *vectors, scale, seed, rows, depth,
+            "gemm_layernorm.gemm_layernorm", _grid(rows, x.device), FORTH_SHARED,
+            *map(tensor_map, (x, matrix, residual, normal, out)), *vectors, scale, seed, rows, depth,
             norm[2], drop_count(p), rescale(p),
         )  # fmt: skip
         return normal, scale
@@ -92,8 +92,8 @@ def product_norm_backward(
         )
     (rows, depth), residual = x.shape, torch.empty_like(grad)
     launch(
-        "join.product_norm_backward", _grid(rows, x.device), BACK_SHARED,
-        *map(tiles, (x, matrix, grad, normal, residual, through)), weight.float(), scale, sums,
+        "gemm_layernorm.gemm_layernorm_backward", _grid(rows, x.device), BACK_SHARED,
+        *map(tensor_map, (x, matrix, grad, normal, residual, through)), weight.float(), scale, sums,
         seed, rows, depth, len(sums), drop_count(p), rescale(p),
     )  # fmt: skip
     return residual
@@ -103,7 +103,7 @@ def shares(matrix: Tensor, p: float) -> bool:
     """Whether products with this matrix (width, depth), or its transpose, are those in CUDA."""
     width, depth = matrix.shape
     whole = width == SQUARE and depth % SQUARE == 0 and by_halves(p)
-    return whole and matrix.dtype == torch.bfloat16 and usable(matrix.device)
+    return whole and matrix.dtype == torch.bfloat16 and is_supported(matrix.device)
 
 
 def _grid(rows: int, device: torch.device) -> int:
