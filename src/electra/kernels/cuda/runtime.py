@@ -8,8 +8,11 @@ import ctypes
 import functools
 import hashlib
 import importlib.util
+import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +37,17 @@ WARP_ROWS = 16
 BFLOAT16, SWIZZLE_128B, L2_PROMOTION_128B = 9, 3, 2
 MAX_DYNAMIC_SHARED_SIZE, PDL = 8, 6
 """Enumerators of the driver's header cuda.h. PDL: programmatic dependent launch."""
+POINTERS = {
+    "float*": torch.float32,
+    "int*": torch.int32,
+    "long long*": torch.int64,
+    "unsigned char*": torch.uint8,
+    "unsigned short*": torch.bfloat16,
+}
+"""Tensors that a kernel takes, by the type of the parameter."""
+WANTED = {"MAP": "a TensorMap", "int": "an int", "float": "a float"} | {
+    pointer: f"a tensor of {dtype}".replace("torch.", "") for pointer, dtype in POINTERS.items()
+}
 
 
 class TensorMap(ctypes.Structure):
@@ -61,6 +75,13 @@ class LaunchConfig(ctypes.Structure):
         ("attributes", ctypes.POINTER(LaunchAttribute)),
         ("num_attributes", ctypes.c_uint),
     )
+
+
+class Parameter(NamedTuple):
+    """A parameter of a kernel; `type` is a key of `WANTED`."""
+
+    name: str
+    type: str
 
 
 Argument = TensorMap | Tensor | int | float
@@ -94,7 +115,7 @@ def launch(
     previous launch ends: weights must be older than the last launch of another kind.
     """
     device = _use_torch_context()
-    held = [_argument(arg) for arg in args]
+    held = bind_arguments(name, args)
     pointers = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     function = _function(name, shared, device)
@@ -126,15 +147,49 @@ def tensor_map(x: Tensor, box_rows: int = BOX) -> TensorMap:
     return TensorMap.from_buffer_copy(buffer, start)
 
 
-def _argument(value: Argument) -> CArgument:
-    match value:
-        case Tensor():
-            return ctypes.c_void_p(value.data_ptr())
-        case int():
+def bind_arguments(name: str, args: Sequence[Argument]) -> list[CArgument]:
+    """Convert the arguments of `source.kernel`, or raise a TypeError that says which is wrong.
+
+    The driver takes plain bytes: without this check an int would be read as the bits of a float.
+    """
+    source, _, kernel = name.partition(".")
+    parameters = signatures(source)[kernel]
+    if len(args) != len(parameters):
+        raise TypeError(f"{name} takes {len(parameters)} arguments, but {len(args)} were given")
+    return [_bind(name, p, value) for p, value in zip(parameters, args, strict=True)]
+
+
+@functools.cache
+def signatures(source: str) -> dict[str, tuple[Parameter, ...]]:
+    """The parameters of each kernel of a source."""
+    found = re.findall(
+        r"^KERNEL (?:__cluster_dims__\(.*?\) )?(\w+)\((.*?)\)", _read(f"{source}.cu"), re.M | re.S
+    )
+    return {kernel: tuple(map(_parameter, listed.split(","))) for kernel, listed in found}
+
+
+def _parameter(declaration: str) -> Parameter:
+    kind, _, name = declaration.replace("const ", "").strip().rpartition(" ")
+    if kind not in WANTED:
+        raise ValueError(f"Kernel parameters of type `{kind}` are not supported: `{name}`")
+    return Parameter(name, kind)
+
+
+def _bind(kernel: str, parameter: Parameter, value: Argument) -> CArgument:
+    match parameter.type, value:
+        case "MAP", TensorMap():
+            return value
+        case "int", int() if not isinstance(value, bool):
             return ctypes.c_int(value)
-        case float():
+        case "float", float():
             return ctypes.c_float(value)
-    return value
+        case kind, Tensor() if value.dtype == POINTERS.get(kind):
+            return ctypes.c_void_p(value.data_ptr())
+    given = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"{value!r}"
+    raise TypeError(
+        f"{kernel}: parameter `{parameter.name}` takes {WANTED[parameter.type]}, "
+        f"not {given.replace('torch.', '')}"
+    )
 
 
 @functools.cache
