@@ -1,16 +1,17 @@
-"""Compile each kernel that networks and losses launch for a Hopper GPU, without having one.
+"""Compile every Triton kernel of networks and losses for a Hopper GPU, without having one.
 
     python tests/kernels/hopper.py
 
-prints of each its name, its bytes of shared memory, and what `Machine` lists.
+prints, for each kernel, its name, its bytes of shared memory, and the fields of `MachineCode`.
 
-Run by test_hopper.py in a process of its own, for here Triton must not interpret. Launches compile
-and do nothing else; the tensors of a step are on the CPU, full of zeros.
+test_hopper.py runs it in a process of its own, because Triton must not interpret here. Launches
+compile and do nothing else; the tensors of a step are on the CPU, full of zeros.
 """
 
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +22,10 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from electra.device import autocast
-from electra.kernels import body as layers
-from electra.kernels import head, linear, score, vocabulary, words
+from electra.kernels import encoder_stack
+from electra.kernels.any_gpu import heads, mlm_loss
+from electra.kernels.any_gpu.random import draw_seeds
+from electra.kernels.cuda import fused_linear_cross_entropy as cross_entropy
 from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
 from electra.objectives.kinds import build
@@ -39,22 +42,23 @@ TYPES = {
     torch.uint8: "u8",
     torch.bool: "i1",
 }
-done: set[str] = set()
+SMS, VOCAB = 132, 30522
+compiled: set[str] = set()
 
 
-class Machine(NamedTuple):
-    """What the machine code of a kernel has."""
+class MachineCode(NamedTuple):
+    """What the machine code of a kernel needs."""
 
     registers: int
     spilled: int
-    """Bytes of a thread."""
+    """Bytes per thread."""
     instructions: int
     cycles: int
-    """That a warp needs for each instruction once: the assembler writes into each how long the next
-    one has to wait. What comes from memory takes longer, and loops come again."""
+    """Cycles that a warp needs to issue each instruction once: the assembler writes into each how
+    long the next one has to wait. Memory latency and loops come on top."""
 
 
-def kind(value: Any) -> str:
+def triton_type(value: Any) -> str:
     """The type of an argument, as Triton writes it."""
     if isinstance(value, torch.Tensor):
         return f"*{TYPES[value.dtype]}"
@@ -64,26 +68,26 @@ def kind(value: Any) -> str:
 
 
 def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-    """What `JITFunction.run` would do before the launch."""
+    """What `JITFunction.run` does before the launch."""
     names = self.arg_names
     given = dict(zip(names, args, strict=False)) | {n: kwargs.pop(n) for n in names if n in kwargs}
     fixed = {p.name for p in self.params if p.is_constexpr}
-    fixed |= {n for n, v in given.items() if type(v) is int and v == 1}  # as Triton has it
-    signature = {n: "constexpr" if n in fixed else kind(given[n]) for n in names}
+    fixed |= {n for n, v in given.items() if type(v) is int and v == 1}  # Triton specializes on 1
+    signature = {n: "constexpr" if n in fixed else triton_type(given[n]) for n in names}
     values = {(names.index(n),): given[n] for n in fixed}
-    even = [n for n in names if signature[n][0] == "*" or _even(given[n])]
-    attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in even if n not in fixed}
+    aligned = [n for n in names if signature[n][0] == "*" or _is_multiple_of_16(given[n])]
+    attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned if n not in fixed}
     key = f"{self.__name__} {signature} {values} {kwargs}"
-    if key in done:
+    if key in compiled:
         return
-    done.add(key)
+    compiled.add(key)
     source = ASTSource(fn=self, signature=signature, constexprs=values, attrs=attrs)
     made = triton.compile(source, target=HOPPER, options=kwargs)
-    print(self.__name__, made.metadata.shared, *machine(made.asm["cubin"]), flush=True)
+    print(self.__name__, made.metadata.shared, *machine_code(made.asm["cubin"]), flush=True)
 
 
-def machine(cubin: bytes) -> Machine:
-    """By the tools that come with Triton."""
+def machine_code(cubin: bytes) -> MachineCode:
+    """Read by the tools that come with Triton."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -96,22 +100,27 @@ def machine(cubin: bytes) -> Machine:
         )
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found, usage
-    # An instruction is two words, the second alone on a line; its bits 41 to 44 are the cycles
+    # An instruction is two words, the second alone on a line; its bits 41 to 44 are the cycles.
     words = re.findall(r"^\s+/\* 0x([0-9a-f]{16}) \*/$", code, re.MULTILINE)
     cycles = sum(int(word, 16) >> 41 & 15 for word in words)
-    return Machine(*map(int, found.groups()), len(words), cycles)
+    return MachineCode(*map(int, found.groups()), len(words), cycles)
 
 
-def _even(value: Any) -> bool:
+def _is_multiple_of_16(value: Any) -> bool:
     return type(value) is int and value % 16 == 0
 
 
-def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a.float() @ b.float()  # the CPU has no products with another result
+def cpu_weight_grad(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.float() @ b.float()  # on the CPU a GEMM has the precision of its operands
 
 
-def step(model: dict[str, Any], width: float, length: int, training: bool) -> None:
-    """One pass of both networks, and back."""
+def zeroed(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The same with zeros: what kernels would write must not be NaN or an invalid index."""
+    return lambda *args, **kwargs: make(*args, **kwargs).zero_()
+
+
+def run_step(model: dict[str, Any], width: float, length: int, training: bool) -> None:
+    """Forward and backward of both networks."""
     config = EncoderConfig(layers=2, vocab_size=512, **model)
     objective = build(
         ObjectiveConfig(), config, GeneratorConfig(width=width), VocabInfo(4, (0, 2, 3, 4))
@@ -120,40 +129,41 @@ def step(model: dict[str, Any], width: float, length: int, training: bool) -> No
     objective.train(training)
     rows = torch.full((2, length + 2), 7, dtype=torch.int32)
     with torch.set_grad_enabled(training):
-        mask_batch = objective.mask_batch(rows)
+        masked_batch = objective.mask_batch(rows)
         with autocast(rows.device, torch.bfloat16, cache=False):
-            outcome = objective(*mask_batch)
+            output = objective(*masked_batch)
         if training:
-            outcome.loss.backward()
+            output.loss.backward()
 
 
-def guess(slots: int) -> None:
-    """What besides CUDA C++ finds words: a step on the CPU takes another way."""
-    count = 30522
-    hidden, table = (torch.zeros(n, 128, dtype=torch.bfloat16) for n in (slots, count))
-    bias, absent, truth = torch.zeros(count), torch.zeros(count) > 0, torch.zeros(slots).long()
-    deal = words.Deal(132, triton.cdiv(count, 128), triton.cdiv(slots, 192) * 239)
-    offset, stats = words.offsets(bias, absent), torch.zeros(slots, deal.parts, 4, 4)
-    (seed,) = vocabulary.draw_seeds(1, hidden.device)
-    words.settle(stats, deal, hidden, table, offset, truth, truth > 0, truth, seed)
-    parts = torch.zeros(deal.parts, slots, 128)
-    vocabulary.weigh(parts, deal, hidden, torch.zeros(()).expand(slots))
+def run_cross_entropy(positions: int) -> None:
+    """The Triton kernels around the CUDA C++ cross-entropy, which a step on the CPU leaves out."""
+    hidden, table = (torch.zeros(n, 128, dtype=torch.bfloat16) for n in (positions, VOCAB))
+    absent, labels = torch.zeros(VOCAB) > 0, torch.zeros(positions).long()
+    across = triton.cdiv(VOCAB, 128)
+    schedule = cross_entropy.TileSchedule(SMS, across, triton.cdiv(positions, 192) * across)
+    bias = cross_entropy.pad_bias(torch.zeros(VOCAB), absent)
+    stats = torch.zeros(positions, schedule.parts, 4, 4)
+    (seed,) = draw_seeds(1, hidden.device)
+    given = (hidden, table, bias, labels, labels > 0, labels)
+    cross_entropy.finalize(stats, schedule, *given, seed)
+    partials = torch.zeros(schedule.parts, positions, 128)
+    mlm_loss.scale_grads(partials, schedule, hidden, torch.zeros(()).expand(positions))
 
 
 def main() -> None:
     """ELECTRA-Small in training and in evaluation, and ELECTRA-Base, which has other kernels."""
     JITFunction.run = compile_only
-    for name in ("empty", "empty_like"):
-        setattr(torch, name, getattr(torch, name.replace("empty", "zeros")))
-    torch.Tensor.new_empty = torch.Tensor.new_zeros
-    for module in (layers, head, linear, score, vocabulary):
-        module.product = product
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        setattr(owner, name, zeroed(getattr(owner, name)))
+    for module in (encoder_stack, heads, mlm_loss):
+        module.weight_grad = cpu_weight_grad
     small, base = {"hidden": 256, "heads": 4, "embedding": 128}, {"hidden": 768, "heads": 12}
-    step(small, 0.25, 128, training=True)
-    step(small, 0.25, 128, training=False)
-    step(base | {"embedding": 768}, 1 / 3, 512, training=True)
-    for slots in (1, 2560, 20480):
-        guess(slots)
+    run_step(small, 0.25, 128, training=True)
+    run_step(small, 0.25, 128, training=False)
+    run_step(base | {"embedding": 768}, 1 / 3, 512, training=True)
+    for positions in (1, 2560, 20480):
+        run_cross_entropy(positions)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Each kernel of networks and losses compiles for a Hopper GPU, and finds room there.
+"""Every Triton kernel of networks and losses compiles for a Hopper GPU, and fits its memory.
 
-What runs in Triton's interpreter need not compile: a variable may change its type there, and there
-is memory for everything.
+Triton's interpreter is more lenient: a variable may change its type there, and memory is unlimited.
 """
 
 import os
@@ -13,14 +12,27 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-ROOM = 227 * 1024
-"""Bytes of shared memory that a program can have."""
-SOME = {"exercise_kernel", "multiply_kernel", "contract_backward_kernel", "bias_gelu_kernel"}
-SOME |= {"narrow_forward_kernel", "narrow_backward_kernel", "product_norm_kernel"}
-SOME |= {"settle_kernel", "offsets_kernel", "weigh_kernel"}
-SOME |= {"attend_backward_kernel", "keys_kernel", "detect_kernel", "add_parts_kernel"}
-SPILLED = 256
-"""Bytes that a thread may put into memory for want of registers; the kernels have up to 168."""
+MAX_SHARED = 227 * 1024
+"""Bytes of shared memory that a thread block can have."""
+EXPECTED = {
+    "add_layernorm_kernel",
+    "attention_backward_kernel",
+    "attention_forward_kernel",
+    "bias_gelu_kernel",
+    "finalize_kernel",
+    "gemm_bias_gelu_kernel",
+    "gemm_gelu_backward_kernel",
+    "gemm_layernorm_kernel",
+    "grad_kv_kernel",
+    "mask_rows_kernel",
+    "pad_bias_kernel",
+    "reduce_partials_kernel",
+    "rtd_loss_kernel",
+    "scale_grads_kernel",
+}
+"""Some kernels that have to be among those that compile."""
+MAX_SPILLED = 256
+"""Bytes that a thread may spill; the kernels spill up to 168."""
 
 
 def test_every_kernel_compiles_for_hopper(tmp_path):
@@ -33,10 +45,10 @@ def test_every_kernel_compiles_for_hopper(tmp_path):
     )
     assert not done.returncode, done.stderr[-3000:]
     found = [line.split() for line in done.stdout.splitlines()]
-    assert {name for name, *_ in found} >= SOME
-    for name, *figures in found:
-        shared, registers, spilled, instructions, cycles = map(int, figures)
-        assert shared <= ROOM, name
+    assert {name for name, *_ in found} >= EXPECTED
+    for name, *numbers in found:
+        shared, registers, spilled, instructions, cycles = map(int, numbers)
+        assert shared <= MAX_SHARED, name
         assert 0 < registers < 256, name
-        assert spilled <= SPILLED, name
+        assert spilled <= MAX_SPILLED, name
         assert 0 < instructions < cycles, name
