@@ -186,8 +186,8 @@ template <int TRANS_B> DEVICE void wgmma_first(float (&d)[128], u64 a, u64 b) {
                  : F128("=f", d) : "l"(a), "l"(b), "n"(TRANS_B));
 }
 
-// Adds the sums over 16 rows of a tile, in each of eight columns, as the GEMM of its transpose with
-// ones.
+// Adds, for each of a tile's 64 columns, the sum over 16 rows: a GEMM of its transpose with ones.
+// All eight columns of the accumulators get the same sums.
 DEVICE void wgmma_sum_rows(float (&d)[4], u64 a, u64 ones) {
     asm volatile(
         WGMMA("8") "{%0, %1, %2, %3}, %4, %5, 1, 1, 1, 1, 0;"
