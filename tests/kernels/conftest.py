@@ -48,9 +48,9 @@ def hopper(device):
 @pytest.fixture(params=[torch.float32, torch.float16, torch.bfloat16])
 def dtype(request, device):
     """Each precision in which kernels that multiply run here."""
-    from electra.kernels.hopper.gemm_layernorm import joins
+    from electra.kernels.hopper.gemm_layernorm import supports
 
-    if not joins(torch.empty(64, 256, dtype=request.param, device=device)):
+    if not supports(64, 256, request.param, device):
         pytest.skip("not in this precision on this GPU")
     if device.type == "cpu" and request.param == torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies bf16 as if it were whole numbers")
@@ -71,6 +71,40 @@ def near():
 
 
 @pytest.fixture
+def split_qkv():
+    """`split_qkv(name, grad)`: a gradient by its name; those of queries, keys and values apart.
+
+    At the initial weights the values' gradient is hundreds of times the queries', and would hide
+    their errors.
+    """
+
+    def split(name: str, grad: torch.Tensor) -> dict[str, torch.Tensor]:
+        if not name.endswith(("qkv.weight", "qkv.bias")):
+            return {name: grad}
+        return dict(zip((f"{name}[{part}]" for part in "qkv"), grad.chunk(3), strict=True))
+
+    return split
+
+
+@pytest.fixture
+def grads_near(near, split_qkv):
+    """`grads_near(found, wanted)`: gradients by name."""
+
+    def check(found: dict, wanted: dict, share=2e-5) -> None:
+        assert found.keys() == wanted.keys()
+        for name, grad in wanted.items():
+            parts = split_qkv(name, found[name]), split_qkv(name, grad)
+            for part, expected in parts[1].items():
+                if part.endswith("bias[k]"):  # zero: a softmax ignores what all scores share
+                    limit = share * grad.abs().max().item() + 1e-9
+                    assert (parts[0][part] - expected).abs().max() <= limit, part
+                else:
+                    near(parts[0][part], expected, part, share)
+
+    return check
+
+
+@pytest.fixture
 def follows():
     """`follows(found, expected)`: how often each was drawn, by the test called chi-square."""
 
@@ -84,23 +118,38 @@ def follows():
 
 @pytest.fixture
 def through():
-    """`through(x, documents, shape, *params)`: all layers of a body."""
-    from electra.kernels.encoder_stack import Body
-    from electra.kernels.layer_params import CAST, NAMES
-    from electra.kernels.shadow_weights import Twins
+    """`through(x, doc_ids, heads, p, attention_p, *params)`: all layers of an encoder.
 
-    def run(x, documents, shape, *params):
-        layers = [params[i : i + CAST] for i in range(0, len(params), len(NAMES))]
-        return Body.apply(x, documents, shape, Twins(layers, x.dtype).fresh(), *params)
+    `recompute` and `setting` are those of the plan, whose fields other keywords replace.
+    """
+    from electra.kernels.encoder_stack import EncoderStack, StackConfig
+    from electra.kernels.layer_params import NUM_CAST, PARAM_NAMES
+    from electra.kernels.plan import EncoderShape, plan_encoder
+    from electra.kernels.shadow_weights import ShadowWeights
+
+    def run(x, doc_ids, heads, p, attention_p, *params, recompute=False, setting="auto", **planned):
+        layers = [params[i : i + NUM_CAST] for i in range(0, len(params), len(PARAM_NAMES))]
+        weights = ShadowWeights(layers, x.dtype).refresh()
+        inner, hidden = params[2].shape
+        sizes = (*doc_ids.shape, hidden, inner, heads, p, attention_p)
+        shape = EncoderShape(*sizes, x.dtype, x.device, recompute)
+        plan = plan_encoder(shape, setting)._replace(**planned)
+        config = StackConfig(heads, p, attention_p, 1e-12, plan, recompute)
+        return EncoderStack.apply(x, doc_ids, config, weights, *params)
 
     return run
 
 
 @pytest.fixture
 def make(device):
-    """`make("mlm", mask_rate=0.3)`; the generator by `generator={...}`, sizes by `model={...}`."""
+    """`make("mlm", mask_rate=0.3)`; the generator by `generator={...}`, sizes by `model={...}`.
 
-    def made(kind, *, generator=None, model=None, absent=(), **settings) -> Objective:
+    `perturbed=False` leaves the weights as they are initialised.
+    """
+
+    def made(
+        kind, *, generator=None, model=None, absent=(), perturbed=True, **settings
+    ) -> Objective:
         torch.manual_seed(0)
         sizes = {"layers": 1, "hidden": 64, "heads": 2, "embedding": 48, "vocab_size": 60}
         quiet = {"dropout": 0.0, "attention_dropout": 0.0}
@@ -112,7 +161,8 @@ def make(device):
             VocabInfo(4, SPECIAL, absent),
         )
         with torch.no_grad():
-            for p in objective.parameters():  # at the start attention is even, and biases are zero
+            # At the start attention is even, and biases are zero
+            for p in objective.parameters() if perturbed else ():
                 p.add_(0.05 * torch.randn_like(p))
         return objective.to(device)
 
@@ -141,9 +191,9 @@ def text(device) -> Callable[..., Batch]:
 @pytest.fixture
 def agreed(monkeypatch):
     """Plain code and kernels put the same samples: `agreed(masked, 60)`."""
-    from electra.kernels import vocabulary
+    from electra.kernels.any_gpu import mlm_loss
 
-    read_logits_, look = vocabulary.read_logits_, vocabulary.look
+    mlm_loss_, forward = mlm_loss.mlm_loss_, mlm_loss.cross_entropy_forward
 
     def force(masked, words: int) -> None:
         torch.manual_seed(4)
@@ -155,11 +205,11 @@ def agreed(monkeypatch):
             return losses, agreed, best, logs
 
         def by_tiles(*given):
-            found, kept = look(*given)
+            found, kept = forward(*given)
             return agree(*found), kept
 
-        monkeypatch.setattr(vocabulary, "read_logits_", lambda *given: agree(*read_logits_(*given)))
-        monkeypatch.setattr(vocabulary, "look", by_tiles)
+        monkeypatch.setattr(mlm_loss, "mlm_loss_", lambda *given: agree(*mlm_loss_(*given)))
+        monkeypatch.setattr(mlm_loss, "cross_entropy_forward", by_tiles)
         for module in (objective, electric):
             monkeypatch.setattr(module, "sample_tokens", lambda *_: samples)
 
@@ -168,7 +218,7 @@ def agreed(monkeypatch):
 
 @pytest.fixture
 def ask():
-    """One pass: its outcome, and the gradients by name; as in training, only the way forth has
+    """One pass: its outcome, and the gradients by name; as in training, only the forward pass has
     another precision."""
 
     def asked(objective: Objective, batch: Batch, masked, dtype=torch.float32):

@@ -5,7 +5,6 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels import attention, ffn
 from electra.train.accelerate import use_fused_kernels_
 
 pytestmark = pytest.mark.gpu
@@ -20,12 +19,14 @@ SIZES = {"small": (SMALL, 0.25, 16, 128), "base": (BASE, 1 / 3, 4, 512)}
 
 @pytest.fixture(params=SIZES)
 def build_run(request, make, text, agreed):
-    """An objective, its text and its exercise, the samples being agreed."""
+    """An objective, its text and what is masked in it, the samples being agreed."""
     model, width, rows, length = SIZES[request.param]
 
-    def built(p: float):
+    def built(p: float, *, perturbed: bool = True):
         drop = {"dropout": p, "attention_dropout": p}
-        objective = make("rtd", model=model | drop, generator={"width": width}).train()
+        objective = make(
+            "rtd", model=model | drop, generator={"width": width}, perturbed=perturbed
+        ).train()
         batch = text(rows, length, WORDS)
         masked = objective.mask(batch)
         agreed(masked, WORDS)
@@ -34,22 +35,30 @@ def build_run(request, make, text, agreed):
     return built
 
 
-def errors(found, wanted) -> dict[str, float]:
-    """Of the loss and of each gradient, as a share of what it should be."""
-    (outcome, grads), (exact, expected) = found, wanted
-    pairs = {"loss": (outcome.loss.detach(), exact.loss.detach())}
-    pairs |= {name: (grads[name], grad) for name, grad in expected.items()}
-    return {name: ((a - b).norm() / b.norm()).item() for name, (a, b) in pairs.items()}
+@pytest.fixture
+def errors(split_qkv):
+    """Relative errors of the loss and of each gradient, of queries, keys and values apart."""
+
+    def measured(found, wanted) -> dict[str, float]:
+        (outcome, grads), (exact, expected) = found, wanted
+        pairs = {"loss": (outcome.loss.detach(), exact.loss.detach())}
+        for name, grad in expected.items():
+            parts = split_qkv(name, grads[name]), split_qkv(name, grad)
+            pairs |= {part: (parts[0][part], parts[1][part]) for part in parts[1]}
+            pairs.pop(f"{name}[k]" if name.endswith("bias") else "", None)  # zero but for rounding
+        return {name: ((a - b).norm() / b.norm()).item() for name, (a, b) in pairs.items()}
+
+    return measured
 
 
 @pytest.fixture
-def compare(ask):
+def compare(ask, errors):
     """The errors of bf16 with and without the kernels, which are put in."""
 
-    def compared(objective, batch, masked) -> None:
+    def compared(objective, batch, masked, setting="auto") -> None:
         exact = ask(objective, batch, masked)
         plain = errors(ask(objective, batch, masked, torch.bfloat16), exact)
-        use_fused_kernels_(objective)
+        use_fused_kernels_(objective, setting=setting)
         fused = errors(ask(objective, batch, masked, torch.bfloat16), exact)
         assert fused.keys() == plain.keys()
         assert max(plain.values()) > 1e-3  # it was bf16
@@ -59,13 +68,11 @@ def compare(ask):
     return compared
 
 
-@pytest.mark.parametrize("cuda", [True, False])
-def test_bf16_is_as_near_to_fp32_as_without_kernels(cuda, build_run, compare, monkeypatch):
-    """With kernels in CUDA where they can be, and with Triton's alone."""
-    if not cuda:
-        for module in (attention, ffn):
-            monkeypatch.setattr(module, "usable", lambda device: False)
-    compare(*build_run(0.0))
+@pytest.mark.parametrize("perturbed", [True, False])
+@pytest.mark.parametrize("setting", ["auto", "triton"])
+def test_bf16_is_as_near_to_fp32_as_without_kernels(setting, perturbed, build_run, compare):
+    """With CUDA C++ where it is supported, and with Triton alone; at the initial weights too."""
+    compare(*build_run(0.0, perturbed=perturbed), setting)
 
 
 @pytest.mark.parametrize("name", UNFIT)
@@ -78,7 +85,7 @@ def test_bf16_where_encoders_do_not_fit(name, make, text, agreed, compare):
     compare(objective, batch, masked)
 
 
-def test_fp32_is_fp32(build_run, ask):
+def test_fp32_is_fp32(build_run, ask, errors):
     objective, batch, masked = build_run(0.0)
     exact = ask(objective, batch, masked)
     use_fused_kernels_(objective)
@@ -86,7 +93,7 @@ def test_fp32_is_fp32(build_run, ask):
     assert max(off.values()) < 1e-4, off
 
 
-def test_bf16_drops_what_fp32_drops(build_run, ask):
+def test_bf16_drops_what_fp32_drops(build_run, ask, errors):
     """The same random numbers, whatever the tiles and the precision are."""
     objective, batch, masked = build_run(0.1)
     use_fused_kernels_(objective)

@@ -211,7 +211,9 @@ def test_copies_of_matrices_are_as_their_parameters(build_run):
     run, rows, _ = build_run
 
     def as_parameters() -> bool:
-        pairs = [(p, p.twin) for p in run.objective.parameters() if hasattr(p, "twin")]
+        pairs = [
+            (p, p.bf16_shadow) for p in run.objective.parameters() if hasattr(p, "bf16_shadow")
+        ]
         assert pairs
         return all(torch.equal(p.bfloat16(), twin) for p, twin in pairs)
 

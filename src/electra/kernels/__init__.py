@@ -1,6 +1,6 @@
-"""The networks again, for speed: few kernels, few passes over memory, the same numbers.
+"""Fused forms of the networks and losses for GPUs: few kernels, few passes over memory.
 
-Nothing here is needed to understand the model: `electra.models.encoder` describes it, and each
-function of this folder has its twin there or beside it, in plain torch, with which the tests
-compare it. Triton is imported where it is; elsewhere the plain modules run.
+`electra.models` and `electra.objectives` describe what is computed; a test compares each function
+here with that description or with a reference implementation. `plan.py` chooses the implementation.
+Without Triton the plain modules run.
 """

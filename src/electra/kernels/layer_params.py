@@ -1,10 +1,10 @@
-"""A layer as the kernels see it: its parameters in one order, and what is kept for the way back."""
+"""A layer as the kernels see it: its parameters in one order, and what the backward pass needs."""
 
 from typing import NamedTuple
 
 from torch import Tensor
 
-NAMES = (
+PARAM_NAMES = (
     "qkv.weight",
     "attended.weight",
     "expand.weight",
@@ -18,37 +18,57 @@ NAMES = (
     "output_norm.weight",
     "output_norm.bias",
 )
-"""The parameters of a layer in the order in which they travel; the first five take part in
-products, and are cast."""
-CAST = 5
+"""The parameters of `electra.models.encoder.Layer` in the order of `LayerParams`."""
+NUM_CAST = 5
+"""The first parameters are inputs of GEMMs, and are cast to the precision of the activations."""
 
 
-class Forth(NamedTuple):
-    """Factors of the gradients of the four matrices that the way forth has."""
+class LayerParams(NamedTuple):
+    """Parameters of a layer, or stacks of them (layers, ...), in the order of `PARAM_NAMES`."""
+
+    w_qkv: Tensor
+    w_out: Tensor
+    w_up: Tensor
+    w_down: Tensor
+    b_qkv: Tensor
+    b_out: Tensor
+    norm1_weight: Tensor
+    norm1_bias: Tensor
+    b_up: Tensor
+    b_down: Tensor
+    norm2_weight: Tensor
+    norm2_bias: Tensor
+
+
+class LinearInputs(NamedTuple):
+    """Inputs of the four linear maps, one operand of their weights' gradients."""
 
     x: Tensor
-    mixed: Tensor
+    context: Tensor
+    """Output of attention."""
     y: Tensor
-    active: Tensor
+    """Output of the first LayerNorm."""
+    gelu_out: Tensor
 
 
-class Back(NamedTuple):
-    """The other factors, which the way back finds."""
+class ActivationGrads(NamedTuple):
+    """Gradients of the outputs of the four linear maps, the other operand."""
 
-    of_qkv: Tensor
-    of_attended: Tensor
-    of_inner: Tensor
-    of_outer: Tensor
+    grad_qkv: Tensor
+    grad_out_proj: Tensor
+    grad_up_proj: Tensor
+    grad_down_proj: Tensor
 
 
-class Kept(NamedTuple):
-    """What else is kept for the way back."""
+class SavedForBackward(NamedTuple):
+    """What else the backward pass needs of a layer."""
 
     qkv: Tensor
-    logs: Tensor
-    normal1: Tensor
-    scale1: Tensor
-    normal2: Tensor
-    scale2: Tensor
-    slope: Tensor
-    """Of gelu."""
+    lse: Tensor
+    """Log-sum-exp of the attention scores."""
+    x_hat1: Tensor
+    rstd1: Tensor
+    x_hat2: Tensor
+    rstd2: Tensor
+    gelu_grad: Tensor
+    """Derivative of GELU."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from electra.optim.kernel import Chunks
+    from electra.optim.fused_adam import Chunks
 
 ENDLESS = 1e9
 """A step count at which Adam's bias correction is exactly 1, that is, there is none."""
@@ -68,7 +68,7 @@ class PaperAdam(torch.optim.Optimizer):
         """Whether the kernels can take the step."""
         if not self.kernels or importlib.util.find_spec("triton") is None:
             return False
-        from electra.optim.kernel import aligned
+        from electra.optim.fused_adam import aligned
 
         groups = self.param_groups
         same = all(group[k] == groups[0][k] for group in groups for k in ("betas", "eps"))
@@ -80,7 +80,7 @@ class PaperAdam(torch.optim.Optimizer):
 
         A capture cannot copy from the host where its gradients are: it leaves that to `settle`.
         """
-        from electra.optim.kernel import Chunks, aligned
+        from electra.optim.fused_adam import Chunks, aligned
 
         every = [(p, group["weight_decay"]) for group in self.param_groups for p in group["params"]]
         params, decays = zip(*((p, d) for p, d in every if p.grad is not None), strict=True)

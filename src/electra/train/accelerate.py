@@ -1,8 +1,9 @@
-"""Put faster code under an objective: the same networks and the same loss."""
+"""Put faster code under an objective: the same networks, the same loss."""
 
 import importlib.util
+import warnings
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +18,17 @@ from electra.objectives.corrupt import Masked, max_masked
 from electra.objectives.objective import CorruptingObjective, MlmOutput, Objective
 from electra.objectives.rtd import ReplacedTokenDetection
 
-BEGIN = ("mask_batch", "unpack", "mask", "totals")
-"""What a step begins with."""
+MASKING = ("mask_batch", "unpack", "mask", "totals")
+"""Methods that one masking kernel stands for."""
 
 
 def use_cheap_cpu_dropout_(objective: Objective) -> None:
     """Cheaper dropout, for the CPU."""
     for module in objective.modules():
         if isinstance(module, nn.Dropout) and module.p:
-            _become(module, "forward", partial(_drop, module))
+            _replace(module, "forward", partial(_drop, module))
         elif isinstance(module, Attention) and module.dropout:
-            _become(module, "forward", partial(_attend, module))
+            _replace(module, "forward", partial(_attend, module))
 
 
 def _drop(module: nn.Dropout, x: Tensor) -> Tensor:
@@ -40,53 +41,147 @@ def _attend(module: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | N
     return attend(q, k, v, mask, lambda x: drop(x, module.dropout, training=True))
 
 
-def use_fused_kernels_(objective: Objective, *, recompute: bool = False) -> None:
-    """Encoders that fit, the losses and the exercise through the kernels from now on."""
+def use_fused_kernels_(
+    objective: Objective,
+    *,
+    recompute: bool = False,
+    setting: Literal["triton", "auto"] = "auto",
+) -> None:
+    """Run networks, losses and masking through the fused kernels from now on.
+
+    A fused form replaces exactly the module or method that it stands for. Anything else keeps
+    running as plain modules, and a warning says why.
+    """
     if importlib.util.find_spec("triton") is None:  # it comes with torch where torch knows CUDA
         return
-    from electra.kernels import encode
+    from electra.kernels import modules
 
-    for module in objective.modules():
-        if isinstance(module, Encoder) and encode.fits(module):
-            _become(module, "forward", partial(encode.encode, module, recompute=recompute))
+    reasons: dict[str, str] = {}
+    options: dict[str, Any] = {"recompute": recompute, "setting": setting}
+    for name, module in objective.named_modules():
+        if isinstance(module, Encoder):
+            if reason := modules.encoder_reason(module):
+                reasons[name] = reason
+            else:
+                _replace(module, "forward", partial(modules.encoder_forward, module, **options))
         elif isinstance(module, Discriminator):
-            _become(module, "forward", partial(encode.judge, module))
-    _become(objective, "run_mlm", partial(_guess, objective))
+            if reason := modules.discriminator_head_mismatch(module):
+                reasons[f"{name} head"] = reason
+            else:
+                _replace(module, "forward", partial(modules.discriminator_forward, module))
+        elif isinstance(module, Generator):
+            if reason := modules.generator_head_mismatch(module):
+                reasons[f"{name} head"] = reason
+            else:
+                _replace(module, "has_fused_head", True)
+    reasons |= _replace_methods(objective, setting)
+    for name, reason in reasons.items():
+        warnings.warn(
+            f"fused kernels: {_readable(name)} runs as plain modules: {reason}", stacklevel=2
+        )
+    _replace(objective, "_plain_reasons", reasons)
+    _replace(objective, "_kernel_setting", setting)
+
+
+def _replace_methods(objective: Objective, setting: Literal["triton", "auto"]) -> dict[str, str]:
+    """Put fused forms in the place of an objective's methods; returns why some stay plain."""
+    from electra.kernels import modules
+
+    reasons = {}
     usual = objective.start is None and objective.config.mask_sampling == "distinct"
-    if usual and _inherits(objective, Objective, *BEGIN):
-        _become(objective, "mask_batch", partial(_mask_batch, objective))
-    if isinstance(objective, AllTokensMlm):
-        _become(objective, "say", partial(_say, objective))
-    if _inherits(objective, CorruptingObjective, "corrupt"):
-        _become(objective, "corrupt", _corrupt)
-    if _inherits(objective, ReplacedTokenDetection, "detection_loss"):
-        _become(objective, "detection_loss", _detection_loss)
+    forms: list[tuple[type[Objective], tuple[str, ...], Any]] = [
+        (Objective, ("run_mlm", "read"), partial(_run_mlm, objective, setting)),
+        (CorruptingObjective, ("corrupt",), _corrupt),
+        (ReplacedTokenDetection, ("detection_loss",), _detection_loss),
+    ]
+    if usual:
+        forms.append((Objective, MASKING, partial(_mask_batch, objective)))
+    if isinstance(objective, AllTokensMlm) and modules.uses_fused_head(objective.mlm):
+        forms.append((AllTokensMlm, ("say",), partial(_say, objective, setting)))
+    for kind, names, form in forms:
+        if not isinstance(objective, kind):
+            continue
+        if own := _own_methods(objective, kind, names):
+            reasons[names[0]] = f"{type(objective).__name__} overrides {own[0]}"
+        else:
+            _replace(objective, names[0], form)
+    return reasons
 
 
-def _inherits(objective: Objective, kind: type[Objective], *names: str) -> bool:
-    """Whether it has these methods of that kind; its own stay as they are."""
-    same = (getattr(type(objective), name) is getattr(kind, name) for name in names)
-    return isinstance(objective, kind) and all(same)
+def _own_methods(objective: Objective, kind: type[Objective], names: tuple[str, ...]) -> list[str]:
+    """Which of these methods are not those of `kind`."""
+    return [
+        name
+        for name in names
+        if getattr(type(objective), name) is not getattr(kind, name)
+        or not _is_fused(vars(objective).get(name))
+    ]
+
+
+def _is_fused(value: Any) -> bool:
+    """Whether an attribute of an objective is missing, or was put there by this module."""
+    function = getattr(value, "func", value)
+    return value is None or getattr(function, "__module__", "") == __name__
+
+
+def describe_kernels(
+    objective: Objective, rows: int, length: int, dtype: torch.dtype = torch.bfloat16
+) -> str:
+    """Which kernels compute an objective's networks, in a few words.
+
+    For example "generator fused encoder (CUDA), discriminator GEMM + attention (CUDA)".
+    """
+    plain: dict[str, str] | None = vars(objective).get("_plain_reasons")
+    if plain is None:
+        return "plain modules"
+    from electra.kernels import modules
+    from electra.kernels.plan import TIER_NAMES, plan_encoder, plan_mlm_loss
+
+    setting = vars(objective)["_kernel_setting"]
+    names = {module: name for name, module in objective.named_modules()}
+    parts = []
+    for name, network in objective.named_children():
+        if not isinstance(network, Generator | Discriminator):
+            continue
+        forward = vars(network.encoder).get("forward")
+        if not isinstance(forward, partial):
+            parts.append(f"{name} plain modules ({plain[names[network.encoder]]})")
+            continue
+        recompute = forward.keywords["recompute"]
+        shape = modules.encoder_shape(network.encoder, rows, length, dtype, recompute=recompute)
+        parts.append(f"{name} {plan_encoder(shape, setting).describe()}")
+        if isinstance(network, Generator) and "run_mlm" in vars(objective):
+            c, width = objective.config, network.encoder.config.embedding
+            tier = plan_mlm_loss(
+                width, c.temperature, c.disallow_correct, dtype, shape.device, setting
+            )
+            parts.append(f"MLM loss ({TIER_NAMES[tier]})")
+    return ", ".join(parts) or "plain modules"
+
+
+def _readable(name: str) -> str:
+    """`discriminator.encoder` as `discriminator encoder`."""
+    return name.replace(".", " ") or "the objective"
 
 
 def _mask_batch(objective: Objective, rows: Tensor) -> tuple[Batch, Masked, Tensor]:
-    """As `Objective.mask_batch`, with the same random numbers."""
-    from electra.kernels.any_gpu.mask_batch import LONGEST, write_exercise
+    """The fused form of `Objective.mask_batch`, with the same random numbers."""
+    from electra.kernels.any_gpu.masking import MAX_LENGTH, mask_rows
 
     c, length = objective.config, rows.shape[1] - 2
     rate = objective.rate if objective.training else c.mask_rate
     away = rows.device != objective.maskable.device
-    if away or isinstance(rate, Tensor) or length > LONGEST:  # a rate that a graph reads
+    if away or isinstance(rate, Tensor) or length > MAX_LENGTH:  # a rate that a graph reads
         return Objective.mask_batch(objective, rows)
     slots = max_masked(length, max(rate, c.top_rate), c.mask_count_rounding)
-    ids, segments, attention_mask, *masked, counts = write_exercise(
+    ids, segments, attention_mask, *masked, counts = mask_rows(
         rows,
         objective.maskable,
         torch.rand((len(rows), length), device=rows.device),
         torch.rand((len(rows), slots), device=rows.device),
         mask_id=objective.mask_id,
         rate=rate,
-        shown=c.mask_token_prob,
+        mask_token_prob=c.mask_token_prob,
         most=max_masked(length, rate, c.mask_count_rounding),
         ceil=c.mask_count_rounding == "ceil",
     )
@@ -97,8 +192,9 @@ def _mask_batch(objective: Objective, rows: Tensor) -> tuple[Batch, Masked, Tens
     )
 
 
-def _guess(
+def _run_mlm(
     objective: Objective,
+    setting: Literal["triton", "auto"],
     network: Generator | FrequencyGenerator,
     inputs: Tensor,
     batch: Batch,
@@ -106,35 +202,41 @@ def _guess(
     *,
     sample: bool,
 ) -> MlmOutput:
-    """As `Objective.run_mlm`; the sample comes for nothing, asked for or not."""
-    from electra.kernels import encode
+    """The fused form of `Objective.run_mlm`; it samples whether asked to or not, at no cost."""
+    from electra.kernels import modules
 
-    if not isinstance(network, Generator):
+    if not isinstance(network, Generator) or not modules.uses_fused_head(network):
         return type(objective).run_mlm(objective, network, inputs, batch, masked, sample=sample)
     c = objective.config
-    states = network.states(inputs, batch.segments, batch.doc_ids, masked.positions)
-    guesses = encode.guess(
-        network, states, masked.labels, masked.is_masked, c.temperature, c.disallow_correct
-    )
-    return MlmOutput(*guesses)
+    hidden = network.states(inputs, batch.segments, batch.doc_ids, masked.positions)
+    given = (hidden, masked.labels, masked.is_masked, masked.labels)
+    options = (c.temperature, c.disallow_correct, setting)
+    losses, samples, best, _ = modules.mlm_loss(network, *given, *options)
+    right = (best == masked.labels) & masked.is_masked
+    return MlmOutput(losses.sum(), right, samples)
 
 
-def _say(objective: AllTokensMlm, hidden: Tensor, batch: Batch, corrupted: Tensor) -> Said:
-    """As `AllTokensMlm.say`; padding has no loss, and its words are not looked at."""
-    from electra.kernels import encode
+def _say(
+    objective: AllTokensMlm,
+    setting: Literal["triton", "auto"],
+    hidden: Tensor,
+    batch: Batch,
+    corrupted: Tensor,
+) -> Said:
+    """The fused form of `AllTokensMlm.say`; padding has no loss, and nothing reads its tokens."""
+    from electra.kernels import modules
 
-    losses, _, word, logs = encode.words(
-        objective.mlm, hidden, batch.ids, batch.attention_mask, corrupted
-    )
-    best, here = logs.unbind(-1)
-    return Said(-losses, here, best, word)
+    given = (hidden, batch.ids, batch.attention_mask, corrupted)
+    losses, _, token, log_probs = modules.mlm_loss(objective.mlm, *given, setting=setting)
+    best, here = log_probs.unbind(-1)
+    return Said(-losses, here, best, token)
 
 
 def _corrupt(batch: Batch, masked: Masked, samples: Tensor) -> tuple[Tensor, Tensor]:
-    """As `CorruptingObjective.corrupt`."""
-    from electra.kernels.any_gpu.scatter_tokens import put
+    """The fused form of `CorruptingObjective.corrupt`."""
+    from electra.kernels.any_gpu.masking import scatter_tokens
 
-    return put(batch.ids, masked.positions, samples, masked.is_masked)
+    return scatter_tokens(batch.ids, masked.positions, samples, masked.is_masked)
 
 
 def _detection_loss(
@@ -145,15 +247,15 @@ def _detection_loss(
     masked: Masked,
     guesses: MlmOutput,
 ) -> tuple[Tensor, Tensor]:
-    """As `ReplacedTokenDetection.detection_loss`."""
-    from electra.kernels.any_gpu.rtd_loss import Detect
+    """The fused form of `ReplacedTokenDetection.detection_loss`."""
+    from electra.kernels.any_gpu.rtd_loss import RtdLoss
 
     slots = (guesses.right, guesses.samples, masked.labels, masked.is_masked)
-    return Detect.apply(
+    return RtdLoss.apply(
         scores, replaced, loss_mask, batch.attention_mask, guesses.loss.detach(), *slots
     )
 
 
-def _become(thing: Any, name: str, function: Any) -> None:
-    # object.__setattr__, because a module looks at everything that it is given
-    object.__setattr__(thing, name, function)
+def _replace(thing: Any, name: str, value: Any) -> None:
+    # object.__setattr__, because a module registers what it is given
+    object.__setattr__(thing, name, value)

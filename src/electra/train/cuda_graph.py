@@ -30,11 +30,11 @@ def capture_cuda_graph(
     the step would have had, and `torch.cuda.get_rng_state` is what a checkpoint has to keep.
     `dtype` is the precision of the step's products.
     """
-    twins = []
+    shadows = []
     if dtype == torch.bfloat16 and optimizer.fits():
-        from electra.kernels.modules import keep_copies
+        from electra.kernels.modules import attach_shadow_weights
 
-        twins = keep_copies(objective, dtype)
+        shadows = attach_shadow_weights(objective, dtype)
     place = rows.clone()
     rate = torch.zeros((), device=rows.device)
     share = torch.full((), float(objective.rate), dtype=torch.float64, device=rows.device)
@@ -68,8 +68,8 @@ def capture_cuda_graph(
         rate.fill_(now)
         if moving:
             share.fill_(objective.rate)
-        for copies in twins:
-            copies.fresh()  # should anyone but the step have changed parameters
+        for shadow in shadows:
+            shadow.refresh()  # should anyone but the step have changed parameters
         graph, sums, _ = graphs[objective.in_second_stage]
         graph.replay()
         return sums

@@ -1,7 +1,8 @@
-"""gelu(x + bias), and its gradient, for which the slope is kept, not what gelu was taken of.
+"""gelu(x + bias) and its gradient, for which the derivative is kept instead of the input.
 
-In half precision a slope is a byte. It lies between -0.13 and 1.13, and steps of 1/200 are as fine
-as those of bf16 around 1, at half the bytes; beside the errors of the products theirs vanish.
+In half precision the derivative is stored as a byte. It lies between -0.13 and 1.13, and steps of
+1/200 are as fine as bf16 around 1, at half the bytes; the error is small beside that of the
+matmuls.
 """
 
 import torch
@@ -9,57 +10,83 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.any_gpu.dropout import ASM
-from electra.kernels.any_gpu.launch import programs
-from electra.kernels.any_gpu.reduce import column_sums
+from electra.kernels.any_gpu.random import ASM
+from electra.kernels.any_gpu.reduce import column_sums, num_programs
 
-FORTH = {"TALL": 8, "WIDE": 128, "TIMES": 4, "num_warps": 4}
-BACK = {"TALL": 8, "WIDE": 256, "num_warps": 8}
-"""Rows and columns of a tile: eight elements for a thread, or the compiler would read and write
-bytes in another order than all else."""
+FORWARD = {"BLOCK_M": 8, "BLOCK_N": 128, "TIMES": 4, "num_warps": 4}
+BACKWARD = {"BLOCK_M": 8, "BLOCK_N": 256, "num_warps": 8}
+"""Rows and columns of a tile: eight elements per thread, so that bytes have the same layout as the
+other tensors."""
 STEPS, ZERO = tl.constexpr(200.0), tl.constexpr(27.0)
-"""Of a slope's byte: so many to a whole, and where 0 lies."""
+"""The derivative's byte is ZERO + STEPS x derivative."""
 WHOLE, BITS = tl.constexpr(2.0**23), tl.constexpr(0x4B000000)
-"""From here on fp32 has whole numbers alone, and its lowest bits are theirs: to add it rounds. The
-processor's own conversions would take as long as all else."""
-WHOLE_ROWS = 64
-"""Slopes have room for a multiple of so many rows: kernels in CUDA write whole tiles of them."""
+"""From 2^23 on fp32 has integers only, in its lowest bits: adding it rounds. The conversion
+instructions would take as long as everything else."""
+TILE_ROWS = 64
+"""Rows of a derivative are padded to a multiple of this: CUDA C++ kernels write whole tiles."""
 
 
-def bias_gelu(x: Tensor, bias: Tensor, out: Tensor, slope: Tensor) -> None:
-    """The erf form, as BERT; `slope` is from `empty_slope`."""
+def gemm_bias(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+    """Write x @ weight.t() + bias to `out`."""
+    torch.addmm(bias, x, weight.t(), out=out)
+
+
+def gemm_bias_gelu(
+    x: Tensor, weight: Tensor, bias: Tensor, gelu_out: Tensor, gelu_grad: Tensor
+) -> None:
+    """`bias_gelu` of x @ weight.t()."""
+    bias_gelu(x @ weight.t(), bias, gelu_out, gelu_grad)
+
+
+def gemm_gelu_backward(
+    grad: Tensor, weight: Tensor, gelu_grad: Tensor, partials: Tensor, out: Tensor
+) -> None:
+    """Write (grad @ weight) x gelu_grad to `out`: from the gradient of a projection's output, that
+    of the input of the GELU before it; `partials` gets the gradient of the GELU's bias."""
+    torch.mm(grad, weight, out=out)
+    gelu_backward_(out, gelu_grad, partials)
+
+
+def gemm_grad_input(grad: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of a projection's input."""
+    return grad @ weight
+
+
+def bias_gelu(x: Tensor, bias: Tensor, out: Tensor, gelu_grad: Tensor) -> None:
+    """The erf form, as BERT; `gelu_grad` is from `empty_gelu_grad`."""
     rows, width = x.shape
-    # One number for both: the second of a grid ends at 65,535
-    tiles = triton.cdiv(width, FORTH["WIDE"]) * triton.cdiv(rows, FORTH["TALL"] * FORTH["TIMES"])
-    bias_gelu_kernel[(tiles,)](x, bias, out, slope, rows, width, **FORTH)
+    # One dimension for both: the second of a grid ends at 65,535
+    down = triton.cdiv(rows, FORWARD["BLOCK_M"] * FORWARD["TIMES"])
+    num_tiles = triton.cdiv(width, FORWARD["BLOCK_N"]) * down
+    bias_gelu_kernel[(num_tiles,)](x, bias, out, gelu_grad, rows, width, **FORWARD)
 
 
-def empty_slope(like: Tensor) -> Tensor:
-    """Room for the slopes of a gelu, and up to `WHOLE_ROWS`."""
-    rows = triton.cdiv(len(like), WHOLE_ROWS) * WHOLE_ROWS
+def empty_gelu_grad(like: Tensor) -> Tensor:
+    """A tensor for the derivatives of a GELU with this output."""
+    rows = triton.cdiv(len(like), TILE_ROWS) * TILE_ROWS
     dtype = torch.uint8 if like.element_size() == 2 else like.dtype
     return like.new_empty(rows, like.shape[1], dtype=dtype)
 
 
-def bend_(grad: Tensor, slope: Tensor, sums: Tensor) -> None:
-    """Multiplies `grad` by the slopes; `sums` gets the bias's gradient in `bend_parts` parts."""
+def gelu_backward_(grad: Tensor, gelu_grad: Tensor, partials: Tensor) -> None:
+    """Multiply `grad` by the derivatives in place; `partials` gets the bias's gradient."""
     rows, width = grad.shape
-    grid = (triton.cdiv(width, BACK["WIDE"]), sums.shape[0])
-    bend_kernel[grid](grad, slope, sums, rows, width, **BACK)
+    grid = (triton.cdiv(width, BACKWARD["BLOCK_N"]), partials.shape[0])
+    gelu_backward_kernel[grid](grad, gelu_grad, partials, rows, width, **BACKWARD)
 
 
-def bend_parts(rows: int, width: int, device: torch.device) -> int:
-    """How many parts the sums of `bend_` come in."""
-    tiles, across = triton.cdiv(rows, BACK["TALL"]), triton.cdiv(width, BACK["WIDE"])
-    return programs(tiles, device, 3 / across)
+def num_partials(rows: int, width: int, device: torch.device) -> int:
+    """How many partial sums `gelu_backward_` writes."""
+    across = triton.cdiv(width, BACKWARD["BLOCK_N"])
+    return num_programs(triton.cdiv(rows, BACKWARD["BLOCK_M"]), device, 3 / across)
 
 
 @triton.jit
 def gelu_at(z):
-    """z times the normal distribution's share below z, and the derivative of this.
+    """gelu(z) and its derivative.
 
-    The share is Abramowitz and Stegun's formula 7.1.26, off by some 1e-7: the exact function would
-    take longer than the memory does.
+    The normal distribution is Abramowitz and Stegun's formula 7.1.26, off by about 1e-7: the exact
+    function would take longer than the memory does.
     """
     u = 1 + 0.23164190 * tl.abs(z)
     t = tl.rsqrt(u * u)  # 1 / u in one instruction, where a division takes eight
@@ -67,18 +94,18 @@ def gelu_at(z):
     tail = 0.530702714 * t - 0.726576013
     tail = (tail * t + 0.710706870) * t - 0.142248368
     tail = (tail * t + 0.127414796) * t * bell
-    share = tl.where(z > 0, 1 - tail, tail)
-    return z * share, share + z * 0.3989422804014327 * bell
+    cdf = tl.where(z > 0, 1 - tail, tail)
+    return z * cdf, cdf + z * 0.3989422804014327 * bell
 
 
 @triton.jit
-def gelu_stored(z, dtype: tl.constexpr, slope_dtype: tl.constexpr):
-    """What `gelu_at` gives, as both are stored.
+def gelu_stored(z, dtype: tl.constexpr, grad_dtype: tl.constexpr):
+    """`gelu_at`, both results as they are stored.
 
-    In bf16 on NVIDIA's GPUs in half precision, two numbers an instruction and one for tanh: rounded
-    to bf16 it is off by hardly more than the rounding. As `gelu` in gelu.cuh.
+    In bf16 on NVIDIA GPUs it is the tanh form in fp16, two numbers per instruction: rounded to bf16
+    its error is hardly larger than that of the rounding. `gelu.cuh` has the same.
     """
-    if ASM and dtype == tl.bfloat16 and slope_dtype == tl.uint8:
+    if ASM and dtype == tl.bfloat16 and grad_dtype == tl.uint8:
         return tl.inline_asm_elementwise(
             """{
             .reg .b32 x<2>, s<2>, p<2>, w<2>, once, cube, cap, half, twice, square, steps, zero;
@@ -109,22 +136,22 @@ def gelu_stored(z, dtype: tl.constexpr, slope_dtype: tl.constexpr):
             "=&r,=&r,=&r,f,f,f,f", [z], (tl.bfloat16, tl.uint8), True, 4,
         )  # fmt: skip
     else:
-        value, slope = gelu_at(z)
-        return value.to(dtype), packed(slope, slope_dtype)
+        value, derivative = gelu_at(z)
+        return value.to(dtype), quantize_derivative(derivative, grad_dtype)
 
 
 @triton.jit
-def packed(slope, dtype: tl.constexpr):
-    """A slope as it is stored."""
+def quantize_derivative(derivative, dtype: tl.constexpr):
+    """A derivative as it is stored."""
     if dtype == tl.uint8:
-        return (slope * STEPS + (WHOLE + ZERO)).to(tl.int32, bitcast=True).to(dtype)
+        return (derivative * STEPS + (WHOLE + ZERO)).to(tl.int32, bitcast=True).to(dtype)
     else:
-        return slope.to(dtype)
+        return derivative.to(dtype)
 
 
 @triton.jit
-def unpacked(stored):
-    """A slope that was stored."""
+def dequantize_derivative(stored):
+    """A stored derivative in fp32."""
     if stored.dtype == tl.uint8:
         whole = (stored.to(tl.int32) | BITS).to(tl.float32, bitcast=True)
         return (whole - (WHOLE + ZERO)) * (1 / STEPS)
@@ -134,37 +161,51 @@ def unpacked(stored):
 
 @triton.jit
 def bias_gelu_kernel(
-    x, bias, out, slope, rows, width, TALL: tl.constexpr, WIDE: tl.constexpr, TIMES: tl.constexpr
+    x,
+    bias,
+    out,
+    gelu_grad,
+    rows,
+    width,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TIMES: tl.constexpr,
 ):
-    across = tl.cdiv(width, WIDE)
-    col = tl.program_id(0) % across * WIDE + tl.arange(0, WIDE)
-    row = tl.program_id(0) // across * (TALL * TIMES) + tl.arange(0, TALL)
+    across = tl.cdiv(width, BLOCK_N)
+    col = tl.program_id(0) % across * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.program_id(0) // across * (BLOCK_M * TIMES) + tl.arange(0, BLOCK_M)
     offset = tl.load(bias + col, col < width, 0.0)[None, :]
     at = row[:, None] * width + col[None, :]
     for _ in tl.static_range(TIMES):
         here = (row < rows)[:, None] & (col < width)[None, :]
-        value, bend = gelu_at(tl.load(x + at, here, 0.0).to(tl.float32) + offset)
+        value, derivative = gelu_at(tl.load(x + at, here, 0.0).to(tl.float32) + offset)
         tl.store(out + at, value, here)
-        tl.store(slope + at, packed(bend, slope.dtype.element_ty), here)
-        row += TALL
-        at += TALL * width
+        tl.store(gelu_grad + at, quantize_derivative(derivative, gelu_grad.dtype.element_ty), here)
+        row += BLOCK_M
+        at += BLOCK_M * width
 
 
 @triton.jit
-def bend_kernel(
-    grad, slope, sums, rows, width: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr
+def gelu_backward_kernel(
+    grad,
+    gelu_grad,
+    partials,
+    rows,
+    width: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    col = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
-    # The width is known to the compiler: comparisons that hold for all columns vanish.
-    inside = (col < width) | (width % WIDE == 0)
-    of_bias = tl.zeros((TALL, WIDE), tl.float32)
-    for first in range(tl.program_id(1) * TALL, rows, tl.num_programs(1) * TALL):
-        row = first + tl.arange(0, TALL)
+    col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    # The width is a constexpr: comparisons that hold for all columns are optimised away.
+    inside = (col < width) | (width % BLOCK_N == 0)
+    grad_bias = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(tl.program_id(1) * BLOCK_M, rows, tl.num_programs(1) * BLOCK_M):
+        row = first + tl.arange(0, BLOCK_M)
         here = (row < rows)[:, None] & inside[None, :]
         at = row[:, None] * width + col[None, :]
-        bend = tl.load(slope + at, here, 0)
-        g = tl.load(grad + at, here, 0.0).to(tl.float32)  # asked for before the other is used
-        g *= unpacked(bend)
+        derivative = tl.load(gelu_grad + at, here, 0)
+        g = tl.load(grad + at, here, 0.0).to(tl.float32)  # loaded before the other is used
+        g *= dequantize_derivative(derivative)
         tl.store(grad + at, g, here)
-        of_bias += g
-    tl.store(sums + tl.program_id(1) * width + col, column_sums(of_bias), inside)
+        grad_bias += g
+    tl.store(partials + tl.program_id(1) * width + col, column_sums(grad_bias), inside)

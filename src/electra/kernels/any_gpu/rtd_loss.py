@@ -1,4 +1,4 @@
-"""The detection loss, its slope, and all that a step of detection counts, in one pass."""
+"""The detection loss, its gradient, and the sums behind the metrics, in one pass."""
 
 from typing import Any
 
@@ -7,19 +7,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.any_gpu.launch import programs
+from electra.kernels.any_gpu.reduce import num_programs
 
 BLOCK = 256
-"""Tokens that one warp looks at together."""
-SUMS, LOSS = 10, 5
-"""How many sums there are, and which of them is the loss."""
+"""Tokens that one warp reads at once."""
+NUM_SUMS, LOSS_INDEX = 10, 5
+"""How programs sums there are, and the index of the loss."""
 
 
-class Detect(torch.autograd.Function):
-    """The summed loss and (10,) sums: those of `slots`, then those of tokens.
+class RtdLoss(torch.autograd.Function):
+    """The summed loss, and (10,) sums in the order of the objective's `metric_names`.
 
-    scores, replaced, judged and real are (batch, length). `slots` are right, samples, truth and
-    drawn, (batch, slots) each. The generator's loss is only passed on, into the sums.
+    scores, replaced, loss_mask and attention_mask are (batch, length); `slots` are right, samples,
+    labels and is_masked, (batch, slots) each. The generator's loss is only passed on, to the sums.
     """
 
     @staticmethod
@@ -29,32 +29,32 @@ class Detect(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         tokens = [t.contiguous() for t in (scores, replaced, loss_mask, attention_mask)]
         is_masked = [t.contiguous() for t in slots]
-        slope = torch.empty_like(tokens[0])
+        dlogits = torch.empty_like(tokens[0])
         counts = scores.numel(), slots[0].numel()
-        many = programs(triton.cdiv(max(counts), BLOCK), scores.device, 4)
-        parts = torch.empty(SUMS, many, device=scores.device)
-        tensors = (*tokens, mlm_loss, *is_masked, slope, parts)
-        detect_kernel[(many,)](*tensors, *counts, BLOCK, num_warps=1)
-        sums = parts.sum(1)
-        ctx.save_for_backward(slope)
+        programs = num_programs(triton.cdiv(max(counts), BLOCK), scores.device, 4)
+        partials = torch.empty(NUM_SUMS, programs, device=scores.device)
+        tensors = (*tokens, mlm_loss, *is_masked, dlogits, partials)
+        rtd_loss_kernel[(programs,)](*tensors, *counts, BLOCK, num_warps=1)
+        sums = partials.sum(1)
+        ctx.save_for_backward(dlogits)
         ctx.mark_non_differentiable(sums)
-        ctx.set_materialize_grads(False)  # no zeros for these
-        return sums[LOSS], sums
+        ctx.set_materialize_grads(False)  # no zeros for the sums
+        return sums[LOSS_INDEX], sums
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        (slope,) = ctx.saved_tensors
-        return slope * grads[0], *[None] * 8
+        (dlogits,) = ctx.saved_tensors
+        return dlogits * grads[0], *[None] * 8
 
 
 @triton.jit
-def detect_kernel(
-    scores, replaced, loss_mask, attention_mask, mlm_loss, right, samples, truth, is_masked,
-    slope, parts, tokens, slots, BLOCK: tl.constexpr,
+def rtd_loss_kernel(
+    scores, replaced, loss_mask, attention_mask, mlm_loss, right, samples, labels, is_masked,
+    dlogits, partials, tokens, slots, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sums are kept for each place of a block: threads exchange nothing before the end."""
-    program, many = tl.program_id(0), tl.num_programs(0)
-    step = many * BLOCK
+    """Sums are kept per element of a block: threads exchange nothing before the end."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    step = programs * BLOCK
     each = program * BLOCK + tl.arange(0, BLOCK)
     masked = tl.zeros((BLOCK,), tl.float32)
     guessed = tl.zeros((BLOCK,), tl.float32)
@@ -62,7 +62,7 @@ def detect_kernel(
     for first in range(0, slots, step):
         at = first + each
         used = tl.load(is_masked + at, at < slots, 0)
-        true = tl.load(truth + at, at < slots, 0) == tl.load(samples + at, at < slots, 0)
+        true = tl.load(labels + at, at < slots, 0) == tl.load(samples + at, at < slots, 0)
         masked += used.to(tl.float32)
         guessed += tl.load(right + at, at < slots, 0).to(tl.float32)
         sampled += (true & used).to(tl.float32)
@@ -79,29 +79,29 @@ def detect_kernel(
         other = tl.load(replaced + at, at < tokens, 0)
         asked = tl.load(loss_mask + at, at < tokens, 0)
         in_text += tl.load(attention_mask + at, at < tokens, 0).to(tl.float32)
-        # The cross-entropy is log(1 + exp(wrong)), and its slope sigmoid(wrong); only what is
-        # below 1 goes through exp.
+        # The cross-entropy is log(1 + exp(wrong)) and its derivative sigmoid(wrong); exp gets
+        # negative numbers only.
         wrong = tl.where(other, -score, score)
         small = tl.exp(-tl.abs(wrong))
         loss += tl.where(asked, tl.maximum(wrong, 0.0) + tl.log(1 + small), 0.0)
-        chance = tl.where(wrong > 0, 1.0, small) / (1 + small)
-        chance = tl.where(asked, tl.where(other, -chance, chance), 0.0)
-        tl.store(slope + at, chance, at < tokens)
+        grad = tl.where(wrong > 0, 1.0, small) / (1 + small)
+        grad = tl.where(asked, tl.where(other, -grad, grad), 0.0)
+        tl.store(dlogits + at, grad, at < tokens)
         flag = (score > 0) & asked
         changed += other.to(tl.float32)
         flagged += flag.to(tl.float32)
         caught += (flag & other).to(tl.float32)
         counted += asked.to(tl.float32)
 
-    # In the order of the objective's names
-    to = parts + program
+    # In the order of the objective's `metric_names`
+    to = partials + program
     tl.store(to, tl.sum(masked, 0))
-    tl.store(to + many, tl.where(program == 0, tl.load(mlm_loss), 0.0))
-    tl.store(to + 2 * many, tl.sum(guessed, 0))
-    tl.store(to + 3 * many, tl.sum(sampled, 0))
-    tl.store(to + 4 * many, tl.sum(in_text, 0))
-    tl.store(to + 5 * many, tl.sum(loss, 0))
-    tl.store(to + 6 * many, tl.sum(changed, 0))
-    tl.store(to + 7 * many, tl.sum(flagged, 0))
-    tl.store(to + 8 * many, tl.sum(caught, 0))
-    tl.store(to + 9 * many, tl.sum(counted, 0))
+    tl.store(to + programs, tl.where(program == 0, tl.load(mlm_loss), 0.0))
+    tl.store(to + 2 * programs, tl.sum(guessed, 0))
+    tl.store(to + 3 * programs, tl.sum(sampled, 0))
+    tl.store(to + 4 * programs, tl.sum(in_text, 0))
+    tl.store(to + 5 * programs, tl.sum(loss, 0))
+    tl.store(to + 6 * programs, tl.sum(changed, 0))
+    tl.store(to + 7 * programs, tl.sum(flagged, 0))
+    tl.store(to + 8 * programs, tl.sum(caught, 0))
+    tl.store(to + 9 * programs, tl.sum(counted, 0))

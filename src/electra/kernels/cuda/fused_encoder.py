@@ -1,8 +1,8 @@
-"""All layers of a very narrow network over rows of one length, as one kernel each way.
+"""All layers of a very narrow encoder as one kernel, and one for the backward pass.
 
-ELECTRA-Small's generator is such a network: each of its layers takes a GPU less time than to begin
-with it. Its rows have nothing to do with each other, so that a program can go with one of them from
-the first layer to the last (rows.cu), and back (rowsback.cu).
+Each layer of ELECTRA-Small's generator takes a GPU less time than a launch. Its rows are
+independent, so that a thread block can take a row from the first layer to the last
+(`fused_encoder_forward.cu`), and back (`fused_encoder_backward.cu`).
 """
 
 from collections.abc import Sequence
@@ -10,90 +10,113 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from electra.kernels.any_gpu.attention import SIZE, WHOLE, settings
-from electra.kernels.cuda.runtime import WARPGROUPS, WARP_ROWS, launch, tensor_map, is_supported
-from electra.kernels.any_gpu.dropout import by_halves, drop_count, rescale
-from electra.kernels.any_gpu.launch import programs
-from electra.kernels.layer_params import NAMES, Back, Forth, Kept
+from electra.kernels.any_gpu.attention import kernel_scalars
+from electra.kernels.any_gpu.random import drop_count, pairwise_compare, rescale
+from electra.kernels.any_gpu.reduce import num_programs
+from electra.kernels.cuda.attention import HEAD_DIM, LENGTH
+from electra.kernels.cuda.runtime import (
+    WARP_ROWS,
+    WARPGROUPS,
+    is_supported,
+    launch,
+    tensor_map,
+)
+from electra.kernels.layer_params import (
+    ActivationGrads,
+    LayerParams,
+    LinearInputs,
+    SavedForBackward,
+)
 
 WIDTH, INNER = 64, 256
-FORTH_SHARED, BACK_SHARED = 219264, 231936
-"""Bytes on the chip."""
-VECTORS = [
-    *map(NAMES.index, ("attended.bias", "attention_norm.weight", "attention_norm.bias")),
-    *map(NAMES.index, ("contract.bias", "output_norm.weight", "output_norm.bias", "expand.bias")),
-]
-"""Of the parameters of a layer those that are not cast, in the kernels' order."""
+FORWARD_SHARED, BACKWARD_SHARED = 219264, 231936
+"""Bytes of shared memory of each kernel."""
 
 
-def by_rows(
-    documents: Tensor, contract: Tensor, heads: int, dtype: torch.dtype, dropouts: Sequence[float]
-) -> bool:
-    """Whether a network with such layers is computed here."""
-    shape = (documents.shape[1], heads, *contract.shape) == (WHOLE, WIDTH // SIZE, WIDTH, INNER)
-    fits = shape and all(map(by_halves, dropouts))
-    return fits and dtype == torch.bfloat16 and is_supported(documents.device)
+def supports(
+    length: int, heads: int, hidden: int, inner: int, dropouts: Sequence[float],
+    dtype: torch.dtype, device: torch.device,
+) -> bool:  # fmt: skip
+    """Whether an encoder of these sizes is computed here."""
+    sizes = (length, heads, hidden, inner) == (LENGTH, WIDTH // HEAD_DIM, WIDTH, INNER)
+    fits = sizes and all(map(pairwise_compare, dropouts))
+    return fits and dtype == torch.bfloat16 and is_supported(device)
 
 
-def rows_forward(
-    x: Tensor, documents: Tensor, seeds: Tensor, matrices: Sequence[Tensor], vectors: Tensor,
+def stack_vectors(layers: Sequence[LayerParams]) -> Tensor:
+    """The vectors that are not cast (layers, 640), in the kernels' order."""
+    order = (
+        (p.b_out, p.norm1_weight, p.norm1_bias, p.b_down, p.norm2_weight, p.norm2_bias, p.b_up)
+        for p in layers
+    )
+    return torch.cat([vector for layer in order for vector in layer]).view(len(layers), -1)
+
+
+def fused_encoder_forward(
+    x: Tensor, doc_ids: Tensor, seeds: Tensor, weights: Sequence[Tensor], vectors: Tensor,
     eps: float, dropout: float, attention_dropout: float,
-) -> tuple[Tensor, Forth, Kept]:  # fmt: skip
-    """The result, and what is kept for the way back of all layers together.
+) -> tuple[Tensor, LinearInputs, SavedForBackward]:  # fmt: skip
+    """The output, and what the backward pass needs, of all layers together.
 
-    `matrices` are the first five parameters of a layer, `vectors` (layers, 640) the others in the
-    order of `VECTORS`, of all layers too.
+    `weights` are stacks of the cast parameters of all layers, `vectors` is from `stack_vectors`.
     """
     layers, tokens = len(vectors), len(x)
 
     def empty(*widths: int, dtype: torch.dtype = x.dtype) -> Tensor:
         return x.new_empty(layers, tokens, *widths, dtype=dtype)
 
-    def scales() -> Tensor:
+    def per_token() -> Tensor:
         return empty(dtype=torch.float32)
 
-    every = x.new_empty(layers + 1, tokens, WIDTH)  # each layer's input, and the result
+    every = x.new_empty(layers + 1, tokens, WIDTH)  # each layer's input, and the output
     every[0] = x
-    forth = Forth(every[:-1], empty(WIDTH), empty(WIDTH), empty(INNER))
-    norms = empty(WIDTH), scales(), empty(WIDTH), scales()
-    kept = Kept(empty(3 * WIDTH), scales(), *norms, empty(INNER, dtype=torch.uint8))
-    *factors, bias = matrices
-    read = (every, *factors, kept.qkv)
-    left = (*forth[1:], kept.normal1, kept.normal2, every)
-    length, _, scale, odds_drops, odds_rescale = settings(WHOLE, 1, SIZE, attention_dropout)
+    inputs = LinearInputs(every[:-1], empty(WIDTH), empty(WIDTH), empty(INNER))
+    norms = empty(WIDTH), per_token(), empty(WIDTH), per_token()
+    gelu_grad = empty(INNER, dtype=torch.uint8)
+    saved = SavedForBackward(empty(3 * WIDTH), per_token(), *norms, gelu_grad)
+    *matrices, bias = weights
+    read = (every, *matrices, saved.qkv)
+    written = (*inputs[1:], saved.x_hat1, saved.x_hat2, every)
+    length, _, *attention = kernel_scalars(LENGTH, 1, HEAD_DIM, attention_dropout)
+    scale, *attention_drop = attention
     rows = tokens // length
     launch(
-        "fused_encoder_forward.fused_encoder_forward", programs(rows, x.device, 1), FORTH_SHARED,
-        *(tensor_map(t.flatten(0, 1)) for t in read), *(tensor_map(t.flatten(0, 1), WARP_ROWS) for t in left),
-        vectors, bias, kept.logs, kept.scale1, kept.scale2, kept.slope, documents, seeds, rows,
-        layers, scale, eps, drop_count(dropout), rescale(dropout), odds_drops, odds_rescale,
+        "fused_encoder_forward.fused_encoder_forward", num_programs(rows, x.device, 1),
+        FORWARD_SHARED, *(tensor_map(t.flatten(0, 1)) for t in read),
+        *(tensor_map(t.flatten(0, 1), WARP_ROWS) for t in written),
+        vectors, bias, saved.lse, saved.rstd1, saved.rstd2, saved.gelu_grad, doc_ids, seeds, rows,
+        layers, scale, eps, drop_count(dropout), rescale(dropout), *attention_drop,
     )  # fmt: skip
-    return every[-1], forth, kept
+    return every[-1], inputs, saved
 
 
-def rows_backward(
-    grad: Tensor, documents: Tensor, seeds: Tensor, matrices: Sequence[Tensor], vectors: Tensor,
-    forth: Forth, kept: Kept, dropout: float, attention_dropout: float, sums: Sequence[Tensor],
-) -> tuple[Tensor, Back]:  # fmt: skip
-    """The gradient of the input, and the factors of all layers together.
+def fused_encoder_backward(
+    grad: Tensor, doc_ids: Tensor, seeds: Tensor, weights: Sequence[Tensor], vectors: Tensor,
+    inputs: LinearInputs, saved: SavedForBackward, dropout: float, attention_dropout: float,
+    partials: Sequence[Tensor],
+) -> tuple[Tensor, ActivationGrads]:  # fmt: skip
+    """The gradient of the input, and the activation gradients of all layers together.
 
-    `sums` get those over tokens in `rows_parts` parts: of both norms (layers, 2, parts, 3, 64), of
-    the expansion (layers, parts, 256) and of the projections (layers, parts, 3, 64).
+    `partials` get the sums over tokens: both norms (layers, 2, parts, 3, 64), the up-projection
+    (layers, parts, 256) and QKV (layers, parts, 3, 64).
     """
-    back = Back._make(map(torch.empty_like, (kept.qkv, forth.mixed, forth.active, forth.y)))
-    of_input = torch.empty_like(grad)
-    read = (*matrices[:-1], kept.qkv, forth.mixed, kept.normal1, kept.normal2)
-    length, _, scale, odds_drops, odds_rescale = settings(WHOLE, 1, SIZE, attention_dropout)
+    like = (saved.qkv, inputs.context, inputs.gelu_out, inputs.y)
+    grads = ActivationGrads._make(map(torch.empty_like, like))
+    grad_input = torch.empty_like(grad)
+    read = (*weights[:-1], saved.qkv, inputs.context, saved.x_hat1, saved.x_hat2)
+    length, _, *attention = kernel_scalars(LENGTH, 1, HEAD_DIM, attention_dropout)
+    scale, *attention_drop = attention
     layers, rows = len(vectors), len(grad) // length
     launch(
-        "fused_encoder_backward.fused_encoder_backward", programs(rows, grad.device, 1), BACK_SHARED, tensor_map(grad),
-        *(tensor_map(t.flatten(0, 1)) for t in (*read, *back)), tensor_map(of_input),
-        vectors, kept.slope, kept.scale1, kept.scale2, kept.logs, documents, seeds, *sums, rows,
-        layers, scale, drop_count(dropout), rescale(dropout), odds_drops, odds_rescale,
+        "fused_encoder_backward.fused_encoder_backward", num_programs(rows, grad.device, 1),
+        BACKWARD_SHARED, tensor_map(grad),
+        *(tensor_map(t.flatten(0, 1)) for t in (*read, *grads)), tensor_map(grad_input),
+        vectors, saved.gelu_grad, saved.rstd1, saved.rstd2, saved.lse, doc_ids, seeds, *partials,
+        rows, layers, scale, drop_count(dropout), rescale(dropout), *attention_drop,
     )  # fmt: skip
-    return of_input, back
+    return grad_input, grads
 
 
-def rows_parts(documents: Tensor) -> int:
-    """How many parts the sums of `rows_backward` come in."""
-    return WARPGROUPS * len(documents)
+def num_partials(rows: int) -> int:
+    """How many partial sums `fused_encoder_backward` writes: one for each warpgroup."""
+    return WARPGROUPS * rows

@@ -1,14 +1,14 @@
-"""A masked language model's words on Hopper GPUs, without logits in memory.
+"""MLM loss and sampling without logits in memory, on Hopper GPUs (`fused_linear_cross_entropy.cu`).
 
-For ELECTRA-Small these are 30,522 numbers of each of 20,480 slots, 1.2 GB that a product writes and
-others read. Here kernels in CUDA C++ (words.cu) compute them where they are needed, and again on
-the way back, as attention's scores are. There the slopes are written, which are a factor of the
-table's gradient.
+For ELECTRA-Small the logits are 30,522 numbers for each of 20,480 slots: 1.2 GB that a GEMM writes
+and other kernels read. Here CUDA C++ kernels compute them where they are needed, and again in the
+backward pass, as attention does with its scores. The backward pass writes their gradient, an
+operand of the token table's gradient.
 
-Forth a thread sees some words of a slot, tile by tile, and keeps four numbers of them: the highest
-logit and its tile, the sum of odds, and a tile that it has chosen by its odds, so that the tile is
-a sample among those that it has seen. A kernel here chooses a thread by its sum, and computes the
-logits of that thread's words in the chosen tile again, of which one is the slot's sample.
+In the forward pass a thread sees some tokens of a slot, tile by tile, and keeps four numbers: the
+highest logit and its tile, the sum of the exp scores, and a tile that it has sampled by them. A
+Triton kernel then samples a thread by its sum and computes the logits of that thread's tokens in
+the sampled tile again, one of which is the slot's sample.
 """
 
 from typing import NamedTuple
@@ -18,146 +18,150 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.any_gpu.sampling import choose, uniform
-from electra.kernels.cuda.runtime import launch, tensor_map, is_supported
-from electra.kernels.any_gpu.dropout import draw_seeds
-from electra.kernels.any_gpu.launch import programs
+from electra.kernels.any_gpu.random import draw_seeds, sample_categorical, uniform
+from electra.kernels.any_gpu.reduce import num_programs
+from electra.kernels.cuda.runtime import is_supported, launch, tensor_map
 
 WARPGROUPS, DEPTH, SHARED = 3, 128, 231552
-"""Of a program in CUDA: groups that compute, the table's width, and bytes on the chip."""
-TALL, WIDE, LANES = tl.constexpr(192), tl.constexpr(128), tl.constexpr(4)
-"""Slots and words of a tile, and threads that share a slot: each has two words of eight."""
+"""Computing warpgroups of a thread block, width of the table, and bytes of shared memory."""
+BLOCK_M, BLOCK_N, LANES = tl.constexpr(192), tl.constexpr(128), tl.constexpr(4)
+"""Slots and tokens of a tile, and threads that share a slot: each has two of eight tokens."""
 LOG2E, LN2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 ROUND = 8
-"""Words by which rows of slopes are padded, to multiples of 16 bytes."""
+"""Rows of `dlogits` are padded to a multiple of this, 16 bytes."""
 BLOCK = 1024
-"""Numbers of a program of `offsets_kernel`."""
+"""Elements of a program of `pad_bias_kernel`."""
 
 
-class Deal(NamedTuple):
-    """How tiles of slots with tiles of words are dealt out to programs: those of a slot's words
-    follow each other, and each program has as many as the others, or one more."""
+class TileSchedule(NamedTuple):
+    """How tiles (slots, tokens) are distributed: those of the same slots are consecutive, and
+    thread blocks get equal numbers of tiles, or one more."""
 
     programs: int
     across: int
-    """Tiles of words."""
+    """Tiles along the vocabulary."""
     units: int
-    """Tiles of slots times tiles of words."""
+    """Tiles in all."""
 
     @classmethod
-    def even(cls, slots: int, words: int, device: torch.device) -> "Deal":
-        """For all processors of a device."""
-        across = triton.cdiv(words, WIDE.value)
-        units = triton.cdiv(slots, TALL.value) * across
-        return cls(programs(units, device, 1), across, units)
+    def even(cls, slots: int, vocab: int, device: torch.device) -> "TileSchedule":
+        """One thread block for each SM."""
+        across = triton.cdiv(vocab, BLOCK_N.value)
+        units = triton.cdiv(slots, BLOCK_M.value) * across
+        return cls(num_programs(units, device, 1), across, units)
 
     @classmethod
-    def whole(cls, slots: int) -> "Deal":
-        """All to one."""
-        return cls(1, 1, triton.cdiv(slots, TALL.value))
+    def single(cls, slots: int) -> "TileSchedule":
+        """One for everything."""
+        return cls(1, 1, triton.cdiv(slots, BLOCK_M.value))
 
     @property
     def parts(self) -> int:
-        """Programs that have words of the same slots, at most."""
+        """Thread blocks that share a tile of slots, at most."""
         return triton.cdiv(self.programs * self.across, self.units) + 1
 
 
-def by_tiles(hidden: Tensor, temperature: float, disallow_correct: bool) -> bool:
-    """Whether words are guessed here."""
-    same = temperature == 1 and not disallow_correct  # samples have the distribution of the loss
-    fits = same and hidden.shape[1] == DEPTH and hidden.dtype == torch.bfloat16
-    return fits and is_supported(hidden.device)
+def supports(
+    width: int, temperature: float, disallow_correct: bool, dtype: torch.dtype,
+    device: torch.device,
+) -> bool:  # fmt: skip
+    """Whether the loss is computed here: samples must have the distribution of the loss."""
+    same = temperature == 1 and not disallow_correct
+    return same and width == DEPTH and dtype == torch.bfloat16 and is_supported(device)
 
 
-def look(
-    hidden: Tensor, table: Tensor, bias: Tensor, absent: Tensor, truth: Tensor, is_masked: Tensor,
+def cross_entropy_forward(
+    hidden: Tensor, table: Tensor, bias: Tensor, absent: Tensor, labels: Tensor, is_masked: Tensor,
     other: Tensor,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]:  # fmt: skip
-    """What `read_logits_` finds, and what `slopes_of` needs besides the first two."""
-    slots, words = len(hidden), len(table)
-    deal = Deal.even(slots, words, hidden.device)
-    offset = offsets(bias, absent)
+    """The results of `mlm_loss_`, and what `cross_entropy_dlogits` needs besides `hidden` and
+    `table`."""
+    slots, vocab = len(hidden), len(table)
+    schedule = TileSchedule.even(slots, vocab, hidden.device)
+    offset = pad_bias(bias, absent)
     seeds = draw_seeds(2, hidden.device)
-    stats = torch.empty(slots, deal.parts, LANES.value, 4, device=hidden.device)
+    stats = torch.empty(slots, schedule.parts, LANES.value, 4, device=hidden.device)
     launch(
-        "fused_linear_cross_entropy.cross_entropy_stats", deal.programs, SHARED, tensor_map(hidden), tensor_map(table), offset, seeds[0],
-        stats, slots, deal.across, deal.parts, warpgroups=WARPGROUPS,
+        "fused_linear_cross_entropy.cross_entropy_stats", schedule.programs, SHARED,
+        tensor_map(hidden), tensor_map(table), offset, seeds[0], stats, slots, schedule.across,
+        schedule.parts, warpgroups=WARPGROUPS,
     )  # fmt: skip
-    given = (hidden, table, offset, truth, is_masked, other)
-    *found, level = settle(stats, deal, *given, seeds[1])
-    losses, samples, best, logs = found
-    return (losses, samples, best, logs), (offset, level, losses, truth.long())
+    given = (hidden, table, offset, labels, is_masked, other)
+    losses, samples, best, log_probs, level = finalize(stats, schedule, *given, seeds[1])
+    return (losses, samples, best, log_probs), (offset, level, losses, labels.long())
 
 
-def slopes_of(
-    hidden: Tensor, table: Tensor, offset: Tensor, level: Tensor, losses: Tensor, truth: Tensor
-) -> tuple[Tensor, Tensor, Deal]:
-    """Of each loss by the logits (slots, words or some more), and these times the table in parts
-    (parts, slots, width), as they are dealt out."""
-    slots, words = len(hidden), len(table)
-    deal = Deal.even(slots, words, hidden.device)
-    slopes = hidden.new_empty(slots, triton.cdiv(words, ROUND) * ROUND)
-    parts = torch.empty(deal.parts, slots, DEPTH, device=hidden.device)
+def cross_entropy_dlogits(
+    hidden: Tensor, table: Tensor, offset: Tensor, level: Tensor, losses: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor, TileSchedule]:
+    """The gradient of each loss by its logits (slots, padded vocab), that gradient @ table in
+    partial sums (parts, slots, width), and their schedule."""
+    slots, vocab = len(hidden), len(table)
+    schedule = TileSchedule.even(slots, vocab, hidden.device)
+    dlogits = hidden.new_empty(slots, triton.cdiv(vocab, ROUND) * ROUND)
+    partials = torch.empty(schedule.parts, slots, DEPTH, device=hidden.device)
     launch(
-        "fused_linear_cross_entropy.cross_entropy_dlogits", deal.programs, SHARED, tensor_map(hidden), tensor_map(table), tensor_map(slopes),
-        offset, level, losses, truth, parts, slots, deal.across, warpgroups=WARPGROUPS,
+        "fused_linear_cross_entropy.cross_entropy_dlogits", schedule.programs, SHARED,
+        tensor_map(hidden), tensor_map(table), tensor_map(dlogits), offset, level, losses, labels,
+        partials, slots, schedule.across, warpgroups=WARPGROUPS,
     )  # fmt: skip
-    return slopes, parts, deal
+    return dlogits, partials, schedule
 
 
-def offsets(bias: Tensor, absent: Tensor) -> Tensor:
-    """The bias for whole tiles of words, in units of log 2: minus infinity for what is no word."""
-    room = triton.cdiv(len(bias), WIDE.value) * WIDE.value
-    out = torch.empty(room, device=bias.device)
-    offsets_kernel[(triton.cdiv(room, BLOCK),)](
-        bias, absent, out, len(bias), room, BLOCK, num_warps=4
+def pad_bias(bias: Tensor, absent: Tensor) -> Tensor:
+    """The bias padded to whole tiles, in units of log 2; minus infinity for ids without token."""
+    padded = triton.cdiv(len(bias), BLOCK_N.value) * BLOCK_N.value
+    out = torch.empty(padded, device=bias.device)
+    pad_bias_kernel[(triton.cdiv(padded, BLOCK),)](
+        bias, absent, out, len(bias), padded, BLOCK, num_warps=4
     )
     return out
 
 
 @triton.jit
-def offsets_kernel(bias, absent, out, words, room, BLOCK: tl.constexpr):
+def pad_bias_kernel(bias, absent, out, vocab, padded, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    gone = tl.load(absent + at, at < words, True)
-    x = tl.load(bias + at, at < words, 0.0).to(tl.float32) * LOG2E
-    tl.store(out + at, tl.where(gone, -float("inf"), x), at < room)
+    gone = tl.load(absent + at, at < vocab, True)
+    x = tl.load(bias + at, at < vocab, 0.0).to(tl.float32) * LOG2E
+    tl.store(out + at, tl.where(gone, -float("inf"), x), at < padded)
 
 
-def settle(
-    stats: Tensor, deal: Deal, hidden: Tensor, table: Tensor, offset: Tensor, truth: Tensor,
-    is_masked: Tensor, other: Tensor, seed: Tensor,
+def finalize(
+    stats: Tensor, schedule: TileSchedule, hidden: Tensor, table: Tensor, offset: Tensor,
+    labels: Tensor, is_masked: Tensor, other: Tensor, seed: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """From what threads have seen (slots, parts, lanes, 4): the results of `read_logits_`, and the
-    logarithms of the sums of odds in units of log 2, infinite where a slot is not drawn."""
-    slots, words = len(hidden), len(table)
+    """From the statistics of the threads (slots, parts, lanes, 4): the results of `mlm_loss_`, and
+    the log-sum-exp in units of log 2, infinite where a slot is not masked."""
+    slots, vocab = len(hidden), len(table)
     losses, level = torch.empty(2, slots, device=hidden.device)
-    samples, best = torch.empty_like(truth), torch.empty_like(truth)
-    logs = torch.empty(slots, 2, device=hidden.device)
-    read = (stats, hidden, table, offset, truth, is_masked, other, seed)
+    samples, best = torch.empty_like(labels), torch.empty_like(labels)
+    log_probs = torch.empty(slots, 2, device=hidden.device)
+    read = (stats, hidden, table, offset, labels, is_masked, other, seed)
     parts, lanes = stats.shape[1:3]
-    settle_kernel[(slots,)](
-        *read, losses, samples, best, logs, level, words, parts, *deal, hidden.shape[1],
+    finalize_kernel[(slots,)](
+        *read, losses, samples, best, log_probs, level, vocab, parts, *schedule, hidden.shape[1],
         triton.next_power_of_2(parts * lanes), num_warps=2,
     )  # fmt: skip
-    return losses, samples, best, logs, level
+    return losses, samples, best, log_probs, level
 
 
 @triton.jit
-def count_parts(slot, programs, across, units):
-    """How many programs have words of this slot."""
-    tall = slot // TALL
+def count_partials(slot, programs, across, units):
+    """How many thread blocks have tokens of this slot."""
+    tall = slot // BLOCK_M
     first = ((tall * across + 1) * programs - 1) // units
     return ((tall + 1) * across * programs - 1) // units - first + 1
 
 
 @triton.jit
-def settle_kernel(
-    stats, hidden, table, offset, truth, is_masked, other, seed, losses, samples, best, logs, level,
-    words, parts, programs, across, units, width: tl.constexpr, ENTRIES: tl.constexpr,
+def finalize_kernel(
+    stats, hidden, table, offset, labels, is_masked, other, seed, losses, samples, best,
+    log_probs, level,
+    vocab, parts, programs, across, units, width: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(0)
     entry = tl.arange(0, ENTRIES)
-    here = entry < count_parts(slot, programs, across, units) * LANES
+    here = entry < count_partials(slot, programs, across, units) * LANES
     at = stats + (slot * parts * LANES + entry) * 4
     top = tl.load(at, here, -1e30)
     total = tl.load(at + 1, here, 0.0)
@@ -166,56 +170,63 @@ def settle_kernel(
     x = tl.load(hidden + slot * width + tl.arange(0, width)).to(tl.float32)
     counts = tl.load(is_masked + slot)
 
-    # A thread's words of a tile by its sum of odds, and those where the highest logit is
+    # A thread's tokens of a tile, sampled by its sum, and those with the highest logit
     high = tl.max(top, 0)
     mass = total * tl.exp2(top - high)
-    drew = words_at(chosen, entry, choose(mass, uniform(2 * slot, seed)))
+    sampled_tokens = tile_tokens(chosen, entry, sample_categorical(mass, uniform(2 * slot, seed)))
     lead = tl.min(tl.where(top == high, entry, ENTRIES), 0) % ENTRIES
-    near = words_at(place, entry, lead)
-    odds = logits_of(drew, x, table, offset, words, width)
-    apart = tl.min(drew, 0) != tl.min(near, 0)  # often both are the same, and read once
-    found = logits_of(near, x, table, offset, tl.where(apart, words, 0), width)
-    found = tl.where(apart, found, odds)
+    best_tokens = tile_tokens(place, entry, lead)
+    exp_scores = token_logits(sampled_tokens, x, table, offset, vocab, width)
+    apart = tl.min(sampled_tokens, 0) != tl.min(
+        best_tokens, 0
+    )  # often both are the same, and loaded once
+    found = token_logits(best_tokens, x, table, offset, tl.where(apart, vocab, 0), width)
+    found = tl.where(apart, found, exp_scores)
 
-    odds = tl.exp2(odds - tl.max(odds, 0))
-    store_word(samples + slot, drew, choose(odds, uniform(2 * slot + 1, seed)), words)
+    exp_scores = tl.exp2(exp_scores - tl.max(exp_scores, 0))
+    store_token(
+        samples + slot,
+        sampled_tokens,
+        sample_categorical(exp_scores, uniform(2 * slot + 1, seed)),
+        vocab,
+    )
     turn = tl.arange(0, found.shape[0])
     guess = tl.min(tl.where(found == tl.max(found, 0), turn, found.shape[0]), 0) % found.shape[0]
-    store_word(best + slot, near, guess, words)
+    store_token(best + slot, best_tokens, guess, vocab)
 
     two = tl.arange(0, 2)
-    true, beside = tl.load(truth + slot), tl.load(other + slot)
+    true, beside = tl.load(labels + slot), tl.load(other + slot)
     both = tl.where(two == 0, true, beside).to(tl.int32)
-    both = logits_of(both, x, table, offset, words, width)
+    both = token_logits(both, x, table, offset, vocab, width)
     above = tl.log2(tl.sum(mass, 0))  # the highest, in whose scale nothing is lost
     both = (both - high - above) * LN2
-    # Not a product: a slot that is not used may hold a token that has no probability at all.
+    # Not a product: an unused slot may hold a token without probability.
     loss = tl.where(counts, -tl.sum(tl.where(two == 0, both, 0.0), 0), 0.0)
     tl.store(losses + slot, loss)
-    tl.store(logs + 2 * slot, -above * LN2)
-    tl.store(logs + 2 * slot + 1, tl.sum(tl.where(two == 1, both, 0.0), 0))
+    tl.store(log_probs + 2 * slot, -above * LN2)
+    tl.store(log_probs + 2 * slot + 1, tl.sum(tl.where(two == 1, both, 0.0), 0))
     tl.store(level + slot, tl.where(counts, high + above, float("inf")))
 
 
 @triton.jit
-def words_at(tiles, entry, which):
-    """What the thread of an entry has of a tile, the one that `tiles` has there."""
-    turn = tl.arange(0, WIDE // LANES)
-    first = tl.sum(tl.where(entry == which, tiles, 0.0), 0).to(tl.int32) * WIDE
+def tile_tokens(tile_ids, entry, which):
+    """What the thread of an entry has of a tile, the one that `tile_ids` has there."""
+    turn = tl.arange(0, BLOCK_N // LANES)
+    first = tl.sum(tl.where(entry == which, tile_ids, 0.0), 0).to(tl.int32) * BLOCK_N
     return first + turn // 2 * (2 * LANES) + which % LANES * 2 + turn % 2
 
 
 @triton.jit
-def logits_of(word, x, table, offset, words, width: tl.constexpr):
-    """In units of log 2. Of the table only so many words are read."""
-    at = word[:, None] * width + tl.arange(0, width)[None, :]
-    rows = tl.load(table + at, (word < words)[:, None], 0.0).to(tl.float32)
-    return tl.sum(rows * x[None, :], 1) * LOG2E + tl.load(offset + word)
+def token_logits(token, x, table, offset, vocab, width: tl.constexpr):
+    """Logits of some tokens in units of log 2; tokens from `vocab` on are not read."""
+    at = token[:, None] * width + tl.arange(0, width)[None, :]
+    rows = tl.load(table + at, (token < vocab)[:, None], 0.0).to(tl.float32)
+    return tl.sum(rows * x[None, :], 1) * LOG2E + tl.load(offset + token)
 
 
 @triton.jit
-def store_word(to, word, which, words):
-    """One of some; where logits are no numbers it has to be one that the table has."""
-    turn = tl.arange(0, word.shape[0])
-    found = tl.sum(tl.where(turn == which, word, 0), 0)
-    tl.store(to, tl.minimum(found, words - 1))
+def store_token(to, token, which, vocab):
+    """Store one of some tokens; with NaN logits it still has to be a valid id."""
+    turn = tl.arange(0, token.shape[0])
+    found = tl.sum(tl.where(turn == which, token, 0), 0)
+    tl.store(to, tl.minimum(found, vocab - 1))

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.optim.adam import PaperAdam
-from electra.optim.kernel import CHUNK
+from electra.optim.fused_adam import CHUNK
 
 SHAPES = {
     "one": (1,),
@@ -264,12 +264,12 @@ def test_a_twin_is_written_with_its_parameter(device):
     params, optimizer = made(device)
     whole, odd = params["table"], params["odd"]
     for p in (whole, odd):
-        p.twin = torch.full_like(p, torch.nan, dtype=torch.bfloat16)
+        p.bf16_shadow = torch.full_like(p, torch.nan, dtype=torch.bfloat16)
     before = whole.detach().clone()
     take(params, optimizer, gradients(1), torch.tensor(0.1, device=device))
     assert not torch.equal(whole, before)
     for p in (whole, odd):
         if device.type == "cuda":
-            assert torch.equal(p.twin, p.bfloat16())
+            assert torch.equal(p.bf16_shadow, p.bfloat16())
         else:  # Triton's interpreter rounds towards zero
-            assert torch.allclose(p.twin.float(), p, rtol=2**-7, atol=0)
+            assert torch.allclose(p.bf16_shadow.float(), p, rtol=2**-7, atol=0)

@@ -6,8 +6,14 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels.any_gpu.dropout import keep_mask
-from electra.kernels.any_gpu.layernorm import BACK, add_norm, add_norm_backward, back_parts, tile
+from electra.kernels.any_gpu.layernorm import (
+    BACKWARD_ELEMENTS,
+    add_layernorm,
+    add_layernorm_backward,
+    num_partials,
+    tile,
+)
+from electra.kernels.any_gpu.random import keep_mask
 
 EPS = 1e-12
 
@@ -17,29 +23,29 @@ EPS = 1e-12
     ("rows", "width"),
     [(1, 48), (200, 16), (37, 48), (70, 96), (300, 64), (37, 256), (7, 400), (9, 768), (5, 1100)],
 )
-def test_add_norm(rows, width, p, device, seed, normal, near):
+def test_add_layernorm(rows, width, p, device, seed, normal, near):
     x, residual = normal(rows, width), normal(rows, width)
     bias, weight, shift = normal(width), normal(width), normal(width)
     mask = keep_mask((rows, width), seed, p)
     wanted = F.layer_norm(residual + (x + bias) * mask, (width,), weight, shift, EPS)
     found, through = (torch.full_like(x, torch.nan) for _ in range(2))
-    kept = add_norm(x, bias, residual, (weight, shift, EPS), seed, p, found)
+    kept = add_layernorm(x, bias, residual, (weight, shift, EPS), seed, p, found)
     near(found, wanted)
 
     grad = normal(rows, width).detach()
     expected = torch.autograd.grad(wanted, (residual, x, weight, shift, bias), grad)
-    parts = back_parts(rows, width, grad.dtype, device, p)
+    parts = num_partials(rows, width, device)
     sums = torch.full((parts, 3, width), torch.nan, device=device)
-    of_residual = add_norm_backward(grad, *kept, weight, sums, seed, p, through)
+    of_residual = add_layernorm_backward(grad, *kept, weight, sums, seed, p, through)
     names = ("residual", "x", "weight", "shift", "bias")
     for name, a, b in zip(names, (of_residual, through, *sums.sum(0)), expected, strict=True):
         near(a, b, name)
 
 
 def test_the_shapes_do_not_all_fill_their_tiles():
-    assert tile(48, BACK)[0] > 48
-    assert 37 % tile(48, BACK)[1]
-    assert tile(256, BACK)[1] * 2 < 37  # more than one for each program
+    assert tile(48, BACKWARD_ELEMENTS)[0] > 48
+    assert 37 % tile(48, BACKWARD_ELEMENTS)[1]
+    assert tile(256, BACKWARD_ELEMENTS)[1] * 2 < 37  # more than one for each program
 
 
 def test_a_mean_of_1000_leaves_the_spread(device, seed, normal, near):
@@ -47,6 +53,6 @@ def test_a_mean_of_1000_leaves_the_spread(device, seed, normal, near):
     x, weight, zero = normal(8, 48), normal(48), torch.zeros(48, device=device)
     residual = torch.full((8, 48), 1000.0, device=device)
     found = torch.empty_like(residual)
-    add_norm(x, zero, residual, (weight, zero, EPS), seed, 0.0, found)
+    add_layernorm(x, zero, residual, (weight, zero, EPS), seed, 0.0, found)
     exact = (x.detach() + 1000).double()
     near(found, F.layer_norm(exact, (48,), weight.detach().double()).float(), share=3e-4)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels.any_gpu.mask_batch import LONGEST, write_exercise
+from electra.kernels.any_gpu.masking import MAX_LENGTH, mask_rows
 from electra.objectives.batch import unpack
 from electra.objectives.corrupt import mask_tokens, max_masked
 from electra.objectives.kinds import KINDS
@@ -63,10 +63,12 @@ def fused(rows, table, *, rate, top_rate, shown, rounding):
     """The same with the kernel."""
     length = rows.shape[1] - 2
     slots = max_masked(length, max(rate, top_rate), rounding)
-    lottery, luck = (torch.rand((len(rows), n), device=rows.device) for n in (length, slots))
-    found = write_exercise(
-        *(rows, table, lottery, luck),
-        mask_id=MASK, rate=rate, shown=shown, most=max_masked(length, rate, rounding),
+    order_noise, mask_noise = (
+        torch.rand((len(rows), n), device=rows.device) for n in (length, slots)
+    )
+    found = mask_rows(
+        *(rows, table, order_noise, mask_noise),
+        mask_id=MASK, rate=rate, mask_token_prob=shown, most=max_masked(length, rate, rounding),
         ceil=rounding == "ceil",
     )  # fmt: skip
     ids, segments, attention_mask, *masked, counts = found
@@ -125,17 +127,17 @@ def test_every_number_of_tokens(rate, rounding, table, device):
 
 @pytest.mark.parametrize("shown", [0.0, 0.7, 0.85, 1.0])
 def test_what_is_shown(shown, stored, table):
-    compare(stored(5, 128), table, rate=0.5, shown=shown)
+    compare(stored(5, 128), table, rate=0.5, mask_token_prob=shown)
 
 
 def test_a_share_as_torch_compares_it(table, device, monkeypatch):
     """0.7 in fp32 is below 0.7: luck of just that shows the token, though it is less in fp64."""
     rows = torch.full((1, 22), 7, dtype=torch.int32, device=device)
     rand = torch.rand
-    lottery = rand((1, 20), device=device)
-    luck = torch.tensor([[0.7]], device=device).expand(1, 10).contiguous()
-    assert luck.double().max() < 0.7
-    draws = {20: lottery, 10: luck}
+    order_noise = rand((1, 20), device=device)
+    mask_noise = torch.tensor([[0.7]], device=device).expand(1, 10).contiguous()
+    assert mask_noise.double().max() < 0.7
+    draws = {20: order_noise, 10: mask_noise}
     monkeypatch.setattr(torch, "rand", lambda shape, **_: draws[shape[1]])
     how = {"rate": 0.5, "top_rate": 0.0, "shown": 0.7, "rounding": "round"}
     rows[:, -1] = 20
@@ -151,11 +153,11 @@ def test_slots_for_a_higher_rate(stored, table):
 def test_numbers_that_are_equal_go_from_left_to_right(table, device):
     """Added to 1, a candidate's number loses its last bit, so that more of them are equal."""
     rows = torch.tensor([[7, 2, 8, 9, 10, 11, 12, 13, 7, 8, 0, 8]], dtype=torch.int32).to(device)
-    lottery = torch.full((1, 10), 0.25)
-    lottery[0, 1], lottery[0, 4], lottery[0, 3] = 0.9, 0.5, 0.25 + 2**-25
-    positions = write_exercise(
-        *(rows, table, lottery.to(device), torch.zeros(1, 10, device=device)),
-        mask_id=MASK, rate=1.0, shown=1.0, most=10, ceil=False,
+    order_noise = torch.full((1, 10), 0.25)
+    order_noise[0, 1], order_noise[0, 4], order_noise[0, 3] = 0.9, 0.5, 0.25 + 2**-25
+    positions = mask_rows(
+        *(rows, table, order_noise.to(device), torch.zeros(1, 10, device=device)),
+        mask_id=MASK, rate=1.0, mask_token_prob=1.0, most=10, ceil=False,
     )[4]  # fmt: skip
     assert positions.tolist() == [[4, 0, 2, 3, 5, 6, 7, 1, 8, 9]]
 
@@ -184,7 +186,7 @@ def test_any_rows(data, table, device):
         seed=data.draw(st.integers(0, 2**32)),
         rate=data.draw(st.floats(0.01, 1.0)),
         top_rate=data.draw(st.sampled_from([0.0, 0.5])),
-        shown=data.draw(st.floats(0, 1)),
+        mask_token_prob=data.draw(st.floats(0, 1)),
         rounding=data.draw(st.sampled_from(["round", "ceil"])),
     )
 
@@ -201,15 +203,15 @@ def ask(objective, rows):
 @pytest.fixture
 def launched(monkeypatch):
     """The calls of the kernel."""
-    from electra.kernels import mask_batch
+    from electra.kernels.any_gpu import masking
 
     calls = []
 
     def write(*tensors, **settings):
         calls.append(settings)
-        return write_exercise(*tensors, **settings)
+        return mask_rows(*tensors, **settings)
 
-    monkeypatch.setattr(mask_batch, "write_exercise", write)
+    monkeypatch.setattr(masking, "mask_rows", write)
     return calls
 
 
@@ -250,9 +252,9 @@ def test_every_kind(kind, make, stored, launched):
 
 
 def test_left_out_where_it_is_another_exercise(make, stored, launched):
-    rows, repeated, documents = stored(3, 24), make("rtd", mask_sampling="repeated"), make("rtd")
-    documents.start = 2
-    for objective in (repeated, documents):
+    rows, repeated, doc_ids = stored(3, 24), make("rtd", mask_sampling="repeated"), make("rtd")
+    doc_ids.start = 2
+    for objective in (repeated, doc_ids):
         wanted = ask(objective, rows)
         use_fused_kernels_(objective)
         same(ask(objective, rows), wanted)
@@ -275,7 +277,7 @@ def test_rows_that_are_too_long_or_elsewhere(make, stored, launched, monkeypatch
     use_fused_kernels_(objective)
     asked = []
     monkeypatch.setattr(Objective, "mask_batch", lambda self, rows: asked.append(rows))
-    many = stored(1, LONGEST + 1)
+    many = stored(1, MAX_LENGTH + 1)
     for rows in (many, stored(3, 24).to("meta")):
         objective.mask_batch(rows)
         assert asked[-1] is rows

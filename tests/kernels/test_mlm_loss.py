@@ -1,4 +1,4 @@
-"""Loss, gradient, sample and best guess over the vocabulary."""
+"""Loss, gradient, sample and best guess over the mlm_loss."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton
 import triton.language as tl
 
-from electra.kernels import vocabulary
-from electra.kernels.any_gpu.dropout import twin_bits
-from electra.kernels.any_gpu.mlm_loss import Guess, choose, read_logits_
+from electra.kernels.any_gpu import mlm_loss as mlm_loss
+from electra.kernels.any_gpu.mlm_loss import MlmLoss, mlm_loss_, sample_categorical
+from electra.kernels.any_gpu.random import reference_bits
 
 NOTHING = float("-inf")
 
@@ -20,23 +20,23 @@ NOTHING = float("-inf")
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch):
     """Several groups of words, the last one not full."""
-    monkeypatch.setattr(vocabulary, "GROUP", 32)
+    monkeypatch.setattr(mlm_loss, "GROUP", 32)
 
 
 def guess(hidden, table, *rest):
     """With a copy of the table that lasts no longer."""
-    return Guess.apply(hidden, table, table.detach().to(hidden.dtype), *rest)
+    return MlmLoss.apply(hidden, table, table.detach().to(hidden.dtype), *rest)
 
 
-def compare(hidden, table, bias, absent, truth, is_masked, near) -> None:
+def compare(hidden, table, bias, absent, labels, is_masked, near) -> None:
     """Losses, best guesses, and gradients where each row has its own weight."""
     leaves, before = (hidden, table, bias), bias.detach().clone()
     logits = F.linear(hidden, table, bias.masked_fill(absent, NOTHING))
-    nll = F.cross_entropy(logits, truth, reduction="none")
-    other = truth.roll(1)
-    losses, samples, best, logs = guess(*leaves, absent, truth, is_masked, other, 1.0, False)
+    nll = F.cross_entropy(logits, labels, reduction="none")
+    other = labels.roll(1)
+    losses, samples, best, logs = guess(*leaves, absent, labels, is_masked, other, 1.0, False)
     assert torch.equal(bias, before)
-    weights = torch.linspace(0.5, 2, len(truth), device=truth.device)
+    weights = torch.linspace(0.5, 2, len(labels), device=labels.device)
     found, wanted = (losses * weights).sum(), (torch.where(is_masked, nll, 0.0) * weights).sum()
     near(found, wanted)
     assert torch.equal(best, logits.argmax(-1))
@@ -55,11 +55,11 @@ def compare(hidden, table, bias, absent, truth, is_masked, near) -> None:
 @pytest.mark.parametrize(("words", "width"), [(100, 48), (64, 96), (33, 16)])
 def test_loss_and_gradients(words, width, sharp, device, normal, near):
     hidden, table, bias = normal(6, width), normal(words, width), normal(words)
-    truth = torch.randint(0, words, (6,)).to(device)
-    truth[:3] = F.linear(hidden[:3] * sharp, table, bias).argmax(-1)  # some are right
+    labels = torch.randint(0, words, (6,)).to(device)
+    labels[:3] = F.linear(hidden[:3] * sharp, table, bias).argmax(-1)  # some are right
     hidden = (hidden * sharp).detach().requires_grad_()
     is_masked = torch.tensor([1, 0, 1, 1, 1, 0], dtype=torch.bool, device=device)
-    compare(hidden, table, bias, torch.zeros_like(bias, dtype=torch.bool), truth, is_masked, near)
+    compare(hidden, table, bias, torch.zeros_like(bias, dtype=torch.bool), labels, is_masked, near)
 
 
 def absent_words(device) -> torch.Tensor:
@@ -71,10 +71,10 @@ def absent_words(device) -> torch.Tensor:
 
 def test_words_that_do_not_exist(device, normal, near):
     hidden, table, bias, absent = normal(4, 48), normal(100, 48), normal(100), absent_words(device)
-    truth = torch.tensor([32, 39, 70, 89], device=device)
-    is_masked = torch.ones_like(truth, dtype=torch.bool)
-    compare(hidden, table, bias, absent, truth, is_masked, near)
-    losses, *_ = guess(hidden, table, bias, absent, truth, is_masked, truth, 1.0, False)
+    labels = torch.tensor([32, 39, 70, 89], device=device)
+    is_masked = torch.ones_like(labels, dtype=torch.bool)
+    compare(hidden, table, bias, absent, labels, is_masked, near)
+    losses, *_ = guess(hidden, table, bias, absent, labels, is_masked, labels, 1.0, False)
     losses.sum().backward()
     assert (bias.grad[absent] == 0).all()
     assert (table.grad[absent] == 0).all()
@@ -84,10 +84,19 @@ def test_words_that_do_not_exist(device, normal, near):
 def test_a_factor_that_repeats_one_number(device, normal, near):
     """As that of a sum: it is expanded, not stored."""
     leaves = normal(20, 48), normal(40, 48), normal(40)
-    truth = torch.randint(0, 40, (20,)).to(device)
-    rest = (torch.zeros(40, dtype=torch.bool, device=device), truth, truth >= 0, truth, 1.0, False)
+    labels = torch.randint(0, 40, (20,)).to(device)
+    rest = (
+        torch.zeros(40, dtype=torch.bool, device=device),
+        labels,
+        labels >= 0,
+        labels,
+        1.0,
+        False,
+    )
     found = torch.autograd.grad(guess(*leaves, *rest)[0].sum() * 3, leaves)
-    wanted = torch.autograd.grad(F.cross_entropy(F.linear(*leaves), truth, reduction="sum"), leaves)
+    wanted = torch.autograd.grad(
+        F.cross_entropy(F.linear(*leaves), labels, reduction="sum"), leaves
+    )
     for name, a, b in zip(("hidden", "table", "bias"), found, wanted, strict=True):
         near(a, 3 * b, name)
 
@@ -95,20 +104,20 @@ def test_a_factor_that_repeats_one_number(device, normal, near):
 def test_an_undrawn_slot_gives_nothing(device, normal, near):
     """Even where its truth has no probability, as that of padding may."""
     hidden, table, bias, absent = normal(3, 16), normal(100, 16), normal(100), absent_words(device)
-    truth = torch.tensor([95, 60, 0], device=device)
+    labels = torch.tensor([95, 60, 0], device=device)
     is_masked = torch.tensor([False, True, False], device=device)
-    losses, *_ = guess(hidden, table, bias, absent, truth, is_masked, truth, 1.0, False)
-    one = (truth[1:2], is_masked[1:2], truth[1:2])
+    losses, *_ = guess(hidden, table, bias, absent, labels, is_masked, labels, 1.0, False)
+    one = (labels[1:2], is_masked[1:2], labels[1:2])
     alone = guess(hidden[1:2], table, bias, absent, *one, 1.0, False)[0].sum()
     assert (losses[[0, 2]] == 0).all()
     loss = losses.sum()
     near(loss, alone)
-    of_hidden, of_table, of_bias = torch.autograd.grad(loss, (hidden, table, bias))
-    assert (of_hidden[[0, 2]] == 0).all()
-    assert of_hidden[1].any()
+    grad_hidden, of_table, grad_bias = torch.autograd.grad(loss, (hidden, table, bias))
+    assert (grad_hidden[[0, 2]] == 0).all()
+    assert grad_hidden[1].any()
     expected = torch.autograd.grad(alone, (table, bias))
     near(of_table, expected[0], "table")
-    near(of_bias, expected[1], "bias")
+    near(grad_bias, expected[1], "bias")
 
 
 @pytest.mark.parametrize(
@@ -118,21 +127,21 @@ def test_samples_follow_the_distribution(
     temperature, disallow_correct, device, monkeypatch, follows
 ):
     """Chi-square, and no word that has no probability."""
-    monkeypatch.setattr(vocabulary, "GROUP", 8)
+    monkeypatch.setattr(mlm_loss, "GROUP", 8)
     torch.manual_seed(5)
     count = 20_000 if device.type == "cuda" else 150
     words = 20
     logits = torch.linspace(-2, 2, words)[torch.randperm(words)]
-    truth = int(logits.topk(2).indices[1])
+    labels = int(logits.topk(2).indices[1])
     logits[[3, 8, 9, 19]] = NOTHING
     chances = logits / temperature
     if disallow_correct:
-        chances[truth] = NOTHING
+        chances[labels] = NOTHING
     expected = count * chances.softmax(0)
     rows = logits.repeat(count, 1).to(device)
-    true = torch.full((count,), truth, device=device)
+    true = torch.full((count,), labels, device=device)
     is_masked = torch.rand(count, device=device) < 0.5  # the sample does not depend on it
-    _, samples, best, _ = read_logits_(rows, true, is_masked, true, temperature, disallow_correct)
+    _, samples, best, _ = mlm_loss_(rows, true, is_masked, true, temperature, disallow_correct)
     found = samples.bincount(minlength=words).float().cpu()
     assert len(found) == words
     possible = expected > 0
@@ -146,7 +155,7 @@ def test_a_tiny_temperature_samples_the_best_guess(device, normal):
     wanted = logits.argmax(-1)
     nobody = torch.zeros(20, dtype=torch.bool, device=device)
     zeros = torch.zeros_like(wanted)
-    _, samples, best, _ = read_logits_(logits, zeros, nobody, zeros, 1e-4, False)
+    _, samples, best, _ = mlm_loss_(logits, zeros, nobody, zeros, 1e-4, False)
     assert torch.equal(samples, wanted)
     assert torch.equal(best, wanted)
     assert (logits == 0).all()  # no slope where nothing is drawn
@@ -154,10 +163,10 @@ def test_a_tiny_temperature_samples_the_best_guess(device, normal):
 
 def test_slots_and_passes_have_their_own_samples(device):
     rows = 12
-    truth, is_masked = torch.zeros(2, rows, dtype=torch.long, device=device)
+    labels, is_masked = torch.zeros(2, rows, dtype=torch.long, device=device)
     flat = [
-        read_logits_(
-            torch.zeros(rows, 90, device=device), truth, is_masked.bool(), truth, 1.0, False
+        mlm_loss_(
+            torch.zeros(rows, 90, device=device), labels, is_masked.bool(), labels, 1.0, False
         )[1]
         for _ in range(2)
     ]
@@ -170,8 +179,8 @@ def test_the_true_token_can_be_excluded_when_it_is_nearly_certain(temperature, d
     """Even where the odds of all others, beside its own, are too small for a number."""
     logits = torch.zeros(10, 70, device=device)
     logits[:, 40] = 30.0
-    truth = torch.full((10,), 40, device=device)
-    _, samples, *_ = read_logits_(logits, truth, truth > 0, truth, temperature, True)
+    labels = torch.full((10,), 40, device=device)
+    _, samples, *_ = mlm_loss_(logits, labels, labels > 0, labels, temperature, True)
     assert (samples != 40).all()
     assert (samples < 70).all()
     assert len(samples.unique()) > 4
@@ -181,7 +190,7 @@ def test_the_true_token_can_be_excluded_when_it_is_nearly_certain(temperature, d
 def choose_kernel(odds, numbers, out, COUNT: tl.constexpr):
     row = tl.program_id(0)
     weights = tl.load(odds + row * COUNT + tl.arange(0, COUNT))
-    tl.store(out + row, choose(weights, tl.load(numbers + row)))
+    tl.store(out + row, sample_categorical(weights, tl.load(numbers + row)))
 
 
 def add_up_as_a_warp(x):
@@ -219,8 +228,8 @@ def test_only_what_has_odds_is_chosen(number, device, monkeypatch):
 def test_logits_that_are_no_numbers_choose_a_word(device):
     """The loss tells what went wrong, not a crash on an id that the table does not have."""
     logits = torch.full((4, 70), float("nan"), device=device)
-    truth = torch.zeros(4, dtype=torch.long, device=device)
-    losses, samples, *_ = read_logits_(logits, truth, truth == 0, truth, 1.0, False)
+    labels = torch.zeros(4, dtype=torch.long, device=device)
+    losses, samples, *_ = mlm_loss_(logits, labels, labels == 0, labels, 1.0, False)
     assert losses.isnan().all()
     assert (samples < 70).all()
 
@@ -229,10 +238,10 @@ def test_logits_that_are_no_numbers_choose_a_word(device):
 def test_a_random_number_of_zero_chooses_no_impossible_word(keys, number, device, monkeypatch):
     """The first number of a row chooses a group, the second a word of it."""
     seed = torch.tensor([*keys, 0, 0], dtype=torch.int32, device=device)
-    assert twin_bits(2, seed)[number] < 2**9  # it is below the smallest step
-    monkeypatch.setattr(vocabulary, "draw_seeds", lambda *_: seed[None])
+    assert reference_bits(2, seed)[number] < 2**9  # it is below the smallest step
+    monkeypatch.setattr(mlm_loss, "draw_seeds", lambda *_: seed[None])
     logits = torch.zeros(1, 80, device=device)
     logits[:, :36], logits[:, 64:68] = NOTHING, NOTHING  # of each group the first words, or all
-    truth = torch.tensor([50], device=device)
-    _, samples, *_ = read_logits_(logits.clone(), truth, truth > 0, truth, 1.0, False)
+    labels = torch.tensor([50], device=device)
+    _, samples, *_ = mlm_loss_(logits.clone(), labels, labels > 0, labels, 1.0, False)
     assert logits[0, samples].isfinite().all()

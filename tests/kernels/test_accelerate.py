@@ -1,4 +1,4 @@
-"""Objectives with the kernels under them: the same losses and gradients, the same weights."""
+"""Objectives with fused kernels: the same losses and gradients, the same weights."""
 
 import copy
 from dataclasses import replace
@@ -9,9 +9,9 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.errors import UserError
-from electra.kernels import encode as kernels
-from electra.kernels import head, score, vocabulary
-from electra.kernels.modules import encode
+from electra.kernels import modules
+from electra.kernels.any_gpu import heads, mlm_loss
+from electra.kernels.modules import encoder_forward
 from electra.models.encoder import Encoder
 from electra.objectives.kinds import KINDS
 from electra.optim.adam import PaperAdam
@@ -31,7 +31,7 @@ VARIANTS = {
 
 
 @pytest.fixture
-def compare(text, agreed, ask, near):
+def compare(text, agreed, ask, near, grads_near):
     """The outcome and every gradient of an objective, before and after the kernels are put in."""
 
     def compared(objective, share=1e-4, **how) -> None:
@@ -50,9 +50,7 @@ def compare(text, agreed, ask, near):
         if wanted.scores is not None:
             assert torch.equal(found.replaced, wanted.replaced)
             near(found.scores[wanted.loss_mask], wanted.scores[wanted.loss_mask], "scores", share)
-        assert grads.keys() == expected.keys()
-        for name, wanted_grad in expected.items():
-            near(grads[name], wanted_grad, name, share)
+        grads_near(grads, expected, share)
 
     return compared
 
@@ -67,13 +65,15 @@ def test_every_kind(kind, mode, make, compare):
     compare(objective.train(mode == "train"))
 
 
-def test_without_a_way_back_nothing_is_kept_for_it(make, text, monkeypatch):
+def test_without_a_backward_pass_nothing_is_saved_for_it(make, text, monkeypatch):
     """And the result is the same."""
     objective, batch, kept = make("rtd").eval(), text(3, 24, WORDS), []
     use_fused_kernels_(objective)
     encoder = objective.discriminator.encoder
-    shape = kernels.Shape
-    monkeypatch.setattr(kernels, "Shape", lambda *given: kept.append(given[-1]) or shape(*given))
+    config = modules.StackConfig
+    monkeypatch.setattr(
+        modules, "StackConfig", lambda *given: kept.append(given[-1]) or config(*given)
+    )
     found = encoder(batch.ids, batch.segments, batch.attention_mask)
     with torch.no_grad():
         assert torch.equal(encoder(batch.ids, batch.segments, batch.attention_mask), found)
@@ -89,12 +89,12 @@ def test_every_variant(name, make, compare):
 def test_half_precision_where_the_encoders_do_not_fit(kind, make, text, agreed, ask, monkeypatch):
     """What comes from a plain encoder is fp32, and what is multiplied with it is not."""
 
-    def product(a, b):
+    def weight_grad(a, b):
         assert a.dtype == b.dtype == torch.bfloat16
-        return a.float() @ b.float()  # of the CPU, which has no products with another result
+        return a.float() @ b.float()  # the CPU has no matmul with another output type
 
-    for module in (head, score, vocabulary):
-        monkeypatch.setattr(module, "product", product)
+    for module in (heads, mlm_loss):
+        monkeypatch.setattr(module, "weight_grad", weight_grad)
     sizes = {"hidden": 48, "embedding": 48}  # on the CPU a projection would give bf16
     objective = make(kind, model=sizes, generator={"width": 1.0}).train()
     batch = text(3, 24, WORDS)
@@ -171,22 +171,22 @@ def test_dropout_in_training_and_none_in_evaluation(make, text):
 
 def test_each_dropout_has_its_own_rate(make, text, monkeypatch):
     """The embeddings' is that of the layers' outputs, not that of attention."""
-    batch, shapes = text(2, 24, 60), []
+    batch, configs = text(2, 24, 60), []
 
     class Watched:
         @staticmethod
-        def apply(x, documents, shape, *params):
-            shapes.append(shape)
+        def apply(x, doc_ids, config, *params):
+            configs.append(config)
             return x
 
-    monkeypatch.setattr(kernels, "Body", Watched)
+    monkeypatch.setattr(modules, "EncoderStack", Watched)
     for p, attention_p in ((0.5, 0.1), (0.0, 0.5)):
         sizes = {"dropout": p, "attention_dropout": attention_p}
         encoder = make("rtd", model=sizes).train().discriminator.encoder
-        first, second = (encode(encoder, *batch[:3]) for _ in range(2))
+        first, second = (encoder_forward(encoder, *batch[:3]) for _ in range(2))
         assert torch.equal(first, second) == (p == 0)
-        encode(encoder.eval(), *batch[:3])
-    rates = [(shape.dropout, shape.attention_dropout) for shape in shapes]
+        encoder_forward(encoder.eval(), *batch[:3])
+    rates = [(config.dropout, config.attention_dropout) for config in configs]
     assert rates == [(0.5, 0.1)] * 2 + [(0.0, 0.0)] + [(0.0, 0.5)] * 2 + [(0.0, 0.0)]
 
 
@@ -276,22 +276,22 @@ def test_no_gradient_where_none_is_wanted(make, text):
 )
 def test_too_many_tokens_are_refused(sizes, rows, make, device, monkeypatch):
     """An index of the kernels has 31 bits; the tables may be the widest, or the projections."""
-    monkeypatch.setattr(kernels, "Embed", None)  # not begun
+    monkeypatch.setattr(modules, "Embedding", None)  # not begun
     encoder = make("rtd", model=sizes).discriminator.encoder
     ids = torch.zeros(1, 1, dtype=torch.long, device=device).expand(rows, 512)
     with pytest.raises(UserError, match=r"train\.grad_accumulation"):
-        encode(encoder, ids, ids)
+        encoder_forward(encoder, ids, ids)
 
 
 def test_state_and_names_stay(make):
     objective = make("rtd")
     state = {name: tensor.clone() for name, tensor in objective.state_dict().items()}
-    modules = [name for name, _ in objective.named_modules()]
+    names = [name for name, _ in objective.named_modules()]
     use_fused_kernels_(objective)
     after = objective.state_dict()
     assert list(after) == list(state)
     assert all(torch.equal(after[name], tensor) for name, tensor in state.items())
-    assert [name for name, _ in objective.named_modules()] == modules
+    assert [name for name, _ in objective.named_modules()] == names
     make("rtd").load_state_dict(after)
     objective.load_state_dict(state)
 
@@ -300,15 +300,15 @@ def test_a_copy_has_its_own_weights(make, text, near):
     objective, batch = make("rtd").eval(), text(2, 24, WORDS)
     use_fused_kernels_(objective)
     wanted = objective.discriminator(*batch[:3])
-    twin = copy.deepcopy(objective)
+    other = copy.deepcopy(objective)
     with torch.no_grad():
         for p in objective.parameters():
             p.zero_()
-    near(twin.discriminator(*batch[:3]), wanted)
-    masked = twin.mask(batch)
-    twin(batch, masked, twin.totals(batch, masked)).loss.backward()
+    near(other.discriminator(*batch[:3]), wanted)
+    masked = other.mask(batch)
+    other(batch, masked, other.totals(batch, masked)).loss.backward()
     assert all(p.grad is None for p in objective.parameters())
-    assert all(p.grad is not None for p in twin.parameters())
+    assert all(p.grad is not None for p in other.parameters())
 
 
 @pytest.mark.parametrize("share", ["embeddings", "gdes"])

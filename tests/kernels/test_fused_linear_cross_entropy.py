@@ -7,29 +7,40 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels import vocabulary
-from electra.kernels.any_gpu.mlm_loss import Guess, weigh
-from electra.kernels.cuda.fused_linear_cross_entropy import Deal, look, offsets, settle, slopes_of
+from electra.kernels.any_gpu.mlm_loss import MlmLoss, scale_grads
+from electra.kernels.any_gpu.random import draw_seeds
+from electra.kernels.cuda.fused_linear_cross_entropy import (
+    TileSchedule,
+    cross_entropy_dlogits,
+    cross_entropy_forward,
+    finalize,
+    pad_bias,
+)
 
 NOTHING = float("-inf")
 LOG2E = 1.4426950408889634
-TALL, WIDE = 192, 128
+BLOCK_M, BLOCK_N = 192, 128
 
 
-def shares(deal: Deal, tall: int) -> list[range]:
+def shares(schedule: TileSchedule, tall: int) -> list[range]:
     """Of some slots: the tiles of words that each program has, which has any."""
     own = []
-    for program in range(deal.programs):
-        first, last = (n * deal.units // deal.programs for n in (program, program + 1))
-        tiles = range(max(first, tall * deal.across), min(last, (tall + 1) * deal.across))
+    for program in range(schedule.programs):
+        first, last = (n * schedule.units // schedule.programs for n in (program, program + 1))
+        tiles = range(max(first, tall * schedule.across), min(last, (tall + 1) * schedule.across))
         if tiles:
-            own.append(range(tiles.start - tall * deal.across, tiles.stop - tall * deal.across))
+            own.append(
+                range(
+                    tiles.start - tall * schedule.across,
+                    tiles.stop - tall * schedule.across,
+                )
+            )
     return own
 
 
-def first_of(deal: Deal, tall: int) -> int:
+def first_of(schedule: TileSchedule, tall: int) -> int:
     """The program that is first, as the kernels say."""
-    return ((tall * deal.across + 1) * deal.programs - 1) // deal.units
+    return ((tall * schedule.across + 1) * schedule.programs - 1) // schedule.units
 
 
 @pytest.mark.parametrize("processors", [1, 2, 7, 132])
@@ -37,40 +48,40 @@ def test_all_words_are_dealt_out_once(processors):
     for talls in (1, 2, 3, 5, 14, 107, 131, 132, 133, 300):
         for across in (1, 2, 8, 239):
             units = talls * across
-            deal = Deal(min(processors, units), across, units)
+            schedule = TileSchedule(min(processors, units), across, units)
             most = 0
             for tall in range(talls):
-                own = shares(deal, tall)
+                own = shares(schedule, tall)
                 assert [n for tiles in own for n in tiles] == list(range(across))
-                first = first_of(deal, tall)
-                assert first * units // deal.programs < (tall * across) + 1
-                assert (first + 1) * units // deal.programs > tall * across
-                last = ((tall + 1) * across * deal.programs - 1) // units
+                first = first_of(schedule, tall)
+                assert first * units // schedule.programs < (tall * across) + 1
+                assert (first + 1) * units // schedule.programs > tall * across
+                last = ((tall + 1) * across * schedule.programs - 1) // units
                 assert last - first + 1 == len(own)
                 most = max(most, len(own))
-            assert most <= deal.parts
+            assert most <= schedule.parts
 
 
 def test_all_to_one():
-    deal = Deal.whole(1000)
-    assert all(first_of(deal, tall) == 0 for tall in range(6))
-    assert all(len(shares(deal, tall)) == 1 for tall in range(6))
+    schedule = TileSchedule.single(1000)
+    assert all(first_of(schedule, tall) == 0 for tall in range(6))
+    assert all(len(shares(schedule, tall)) == 1 for tall in range(6))
 
 
-def doc_ids(logits: torch.Tensor, deal: Deal) -> torch.Tensor:
+def thread_stats(logits: torch.Tensor, schedule: TileSchedule) -> torch.Tensor:
     """What threads leave, for logits in units of log 2: (slots, parts, lanes, 4)."""
-    stats = torch.full((len(logits), deal.parts, 4, 4), torch.nan, device=logits.device)
-    logits = F.pad(logits, (0, deal.across * WIDE - logits.shape[1]), value=NOTHING)
-    tiles = logits.view(-1, deal.across, 16, 4, 2).transpose(2, 3).flatten(3)
-    for tall in range(deal.units // deal.across):
-        rows = slice(tall * TALL, (tall + 1) * TALL)
-        for part, own in enumerate(shares(deal, tall)):
+    stats = torch.full((len(logits), schedule.parts, 4, 4), torch.nan, device=logits.device)
+    logits = F.pad(logits, (0, schedule.across * BLOCK_N - logits.shape[1]), value=NOTHING)
+    tiles = logits.view(-1, schedule.across, 16, 4, 2).transpose(2, 3).flatten(3)
+    for tall in range(schedule.units // schedule.across):
+        rows = slice(tall * BLOCK_M, (tall + 1) * BLOCK_M)
+        for part, own in enumerate(shares(schedule, tall)):
             z = tiles[rows, own.start : own.stop].transpose(1, 2)  # (slots, lanes, tiles, words)
             top, place = z.amax(-1).max(-1)
             top = top.clamp(min=-1e30)
             sums = (z - top[..., None, None]).exp2().sum(-1)
-            odds = torch.where(sums.sum(-1, keepdim=True) > 0, sums, 1.0).flatten(0, 1)
-            chosen = torch.multinomial(odds, 1).view(top.shape)
+            exp_scores = torch.where(sums.sum(-1, keepdim=True) > 0, sums, 1.0).flatten(0, 1)
+            chosen = torch.multinomial(exp_scores, 1).view(top.shape)
             four = (top, sums.sum(-1), place + own.start, chosen + own.start)
             stats[rows, part] = torch.stack([t.float() for t in four], -1)
     return stats
@@ -89,7 +100,7 @@ def offset_of(bias: torch.Tensor, absent: torch.Tensor) -> torch.Tensor:
 
 def test_the_bias_of_whole_tiles(device, normal):
     bias, absent = normal(300).detach(), gone(300, device)
-    found = offsets(bias, absent)
+    found = pad_bias(bias, absent)
     assert len(found) == 384
     assert (found[300:] == NOTHING).all()
     torch.testing.assert_close(found[:300], offset_of(bias, absent) * LOG2E)
@@ -101,17 +112,18 @@ def test_what_is_made_of_what_threads_saw(programs, device, normal, near):
     slots, words = 200, 300
     hidden, table, bias = (t.detach() for t in (normal(slots, 16), normal(words, 16), normal(300)))
     absent = gone(words, device)
-    truth = torch.randint(10, 290, (slots,)).to(device)
-    is_masked, other = truth % 3 > 0, truth.roll(1)
-    deal = Deal(programs, 3, 6)
+    labels = torch.randint(10, 290, (slots,)).to(device)
+    is_masked, other = labels % 3 > 0, labels.roll(1)
+    schedule = TileSchedule(programs, 3, 6)
     logits = F.linear(hidden, table, offset_of(bias, absent))
-    (seed,) = vocabulary.draw_seeds(1, device)
-    losses, samples, best, logs, level = settle(
-        doc_ids(logits * LOG2E, deal), deal, hidden, table, offsets(bias, absent), truth, is_masked,
-        other, seed,
+    (seed,) = draw_seeds(1, device)
+    losses, samples, best, logs, level = finalize(
+        thread_stats(logits * LOG2E, schedule), schedule, hidden, table, pad_bias(bias, absent),
+        labels,
+        is_masked, other, seed,
     )  # fmt: skip
     chances = logits.log_softmax(-1)
-    nll = F.nll_loss(chances, truth, reduction="none")
+    nll = F.nll_loss(chances, labels, reduction="none")
     near(losses, torch.where(is_masked, nll, 0.0))
     assert torch.equal(best, logits.argmax(-1))
     near(logs[:, 0], chances.max(-1).values)
@@ -142,16 +154,16 @@ def drawn_by(follows):
 def test_samples_follow_the_distribution_of_what_threads_saw(device, drawn_by):
     torch.manual_seed(5)
     slots = 20_000 if device.type == "cuda" else 200
-    talls = -(-slots // TALL)
-    deal = Deal(2 * talls, 3, talls * 3)
+    talls = -(-slots // BLOCK_M)
+    schedule = TileSchedule(2 * talls, 3, talls * 3)
     bias, absent = torch.linspace(-9, 2, 300)[torch.randperm(300)].to(device), gone(300, device)
     hidden, table = torch.zeros(slots, 16, device=device), torch.zeros(300, 16, device=device)
-    truth = torch.full((slots,), 50, device=device)
+    labels = torch.full((slots,), 50, device=device)
     logits = offset_of(bias, absent)
-    (seed,) = vocabulary.draw_seeds(1, device)
-    stats = doc_ids((logits * LOG2E).expand(slots, -1), deal)
-    given = (hidden, table, offsets(bias, absent), truth, truth > 0, truth, seed)
-    _, samples, best, *_ = settle(stats, deal, *given)
+    (seed,) = draw_seeds(1, device)
+    stats = thread_stats((logits * LOG2E).expand(slots, -1), schedule)
+    given = (hidden, table, pad_bias(bias, absent), labels, labels > 0, labels, seed)
+    _, samples, best, *_ = finalize(stats, schedule, *given)
     drawn_by(samples, logits)
     assert (best == logits.argmax()).all()
 
@@ -162,27 +174,27 @@ def test_logits_that_are_no_numbers_choose_a_word(device):
     stats = torch.tensor([-1e30, torch.nan, 0.0, 2.0], device=device).repeat(4, 2, 4, 1)
     hidden = torch.full((4, 16), torch.nan, device=device)
     table, offset = torch.zeros(300, 16, device=device), torch.zeros(384, device=device)
-    truth = torch.zeros(4, dtype=torch.long, device=device)
-    (seed,) = vocabulary.draw_seeds(1, device)
-    given = (hidden, table, offset, truth, truth == 0, truth, seed)
-    losses, samples, best, *_ = settle(stats, Deal(1, 3, 3), *given)
+    labels = torch.zeros(4, dtype=torch.long, device=device)
+    (seed,) = draw_seeds(1, device)
+    given = (hidden, table, offset, labels, labels == 0, labels, seed)
+    losses, samples, best, *_ = finalize(stats, TileSchedule(1, 3, 3), *given)
     assert losses.isnan().all()
     assert ((samples < 300) & (best < 300)).all()
 
 
 def test_parts_are_added_up(device, normal, near):
     """Only those that a program left."""
-    deal, slots = Deal(5, 3, 6), 220
-    parts = torch.full((deal.parts, slots, 16), torch.nan, device=device)
+    schedule, slots = TileSchedule(5, 3, 6), 220
+    parts = torch.full((schedule.parts, slots, 16), torch.nan, device=device)
     wanted = torch.zeros(slots, 16, device=device)
     for tall in range(2):
-        rows = slice(tall * TALL, min(slots, (tall + 1) * TALL))
-        count = len(shares(deal, tall))
+        rows = slice(tall * BLOCK_M, min(slots, (tall + 1) * BLOCK_M))
+        count = len(shares(schedule, tall))
         parts[:count, rows] = normal(count, rows.stop - rows.start, 16).detach()
         wanted[rows] = parts[:count, rows].sum(0)
     hidden, factor = normal(slots, 16).detach(), normal(slots).detach()
-    of_hidden, wider = weigh(parts, deal, hidden, factor)
-    near(of_hidden, wanted * factor[:, None])
+    grad_hidden, wider = scale_grads(parts, schedule, hidden, factor)
+    near(grad_hidden, wanted * factor[:, None])
     near(wider, torch.cat((hidden, torch.ones_like(hidden[:, :8])), 1) * factor[:, None])
 
 
@@ -195,10 +207,10 @@ def given(hopper):
         hidden = torch.randn(slots, 128, device=hopper).bfloat16()
         table = (torch.randn(words, 128, device=hopper) * 0.2).bfloat16()
         bias, absent = torch.randn(words, device=hopper), gone(words, hopper)
-        truth = torch.randint(10, words - 10, (slots,), device=hopper)
+        labels = torch.randint(10, words - 10, (slots,), device=hopper)
         is_masked = torch.rand(slots, device=hopper) < 0.8
         is_masked[0] = True
-        return [hidden, table, bias, absent, truth, is_masked, truth.roll(1)]
+        return [hidden, table, bias, absent, labels, is_masked, labels.roll(1)]
 
     return draw
 
@@ -213,16 +225,16 @@ SIZES = [(slots, words) for slots in (1, 200, 2560) for words in (30522, 1000, 1
 @pytest.mark.gpu
 @pytest.mark.parametrize(("slots", "words"), SIZES)
 def test_the_same_as_torch(slots, words, given):
-    hidden, table, bias, absent, truth, is_masked, other = given(slots, words)
+    hidden, table, bias, absent, labels, is_masked, other = given(slots, words)
     leaves = [t.float().requires_grad_() for t in (hidden, table, bias)]
     logits = F.linear(leaves[0], leaves[1], offset_of(leaves[2], absent))
     chances = logits.log_softmax(-1)
-    nll = torch.where(is_masked, F.nll_loss(chances, truth, reduction="none"), 0.0)
+    nll = torch.where(is_masked, F.nll_loss(chances, labels, reduction="none"), 0.0)
     weights = torch.linspace(0.5, 2, slots, device=hidden.device)
     wanted = torch.autograd.grad((nll * weights).sum(), leaves)
     own = [hidden.requires_grad_(), table.float().requires_grad_(), bias.requires_grad_()]
-    rest = (absent, truth, is_masked, other, 1.0, False)
-    losses, samples, best, logs = Guess.apply(own[0], own[1], table, own[2], *rest)
+    rest = (absent, labels, is_masked, other, 1.0, False, True)
+    losses, samples, best, logs = MlmLoss.apply(own[0], own[1], table, own[2], *rest)
     torch.testing.assert_close(losses, nll, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(logs[:, 0], chances.max(-1).values, rtol=1e-4, atol=1e-3)
     at_other = chances.gather(-1, other[:, None]).squeeze(-1)
@@ -241,21 +253,23 @@ def test_the_same_as_torch(slots, words, given):
 @pytest.mark.gpu
 def test_slopes_end_where_they_should(given):
     """Nothing is written beyond the last slot, and padding has no slope."""
-    hidden, table, bias, absent, truth, is_masked, other = given(200, 1001)
-    _, kept = look(hidden, table, bias, absent, truth, is_masked, other)
-    slopes, _, _ = slopes_of(hidden, table, *kept)
+    hidden, table, bias, absent, labels, is_masked, other = given(200, 1001)
+    _, kept = cross_entropy_forward(hidden, table, bias, absent, labels, is_masked, other)
+    dlogits, _, _ = cross_entropy_dlogits(hidden, table, *kept)
     logits = F.linear(hidden.float(), table.float(), offset_of(bias, absent))
-    wanted = logits.softmax(-1) - F.one_hot(truth, 1001)
-    assert off(slopes[:, :1001], wanted * is_masked[:, None]) < 5e-3
-    assert (slopes[:, 1001:] == 0).all()
+    wanted = logits.softmax(-1) - F.one_hot(labels, 1001)
+    assert off(dlogits[:, :1001], wanted * is_masked[:, None]) < 5e-3
+    assert (dlogits[:, 1001:] == 0).all()
 
 
 @pytest.mark.gpu
 def test_samples_follow_the_distribution(given, drawn_by):
     hidden, table, bias, absent, *_ = given(1, 1000)
     hidden = hidden.expand(20_000, -1).contiguous()
-    truth = torch.full((20_000,), 50, device=hidden.device)
-    (_, samples, *_), _ = look(hidden, table, bias, absent, truth, truth > 0, truth)
+    labels = torch.full((20_000,), 50, device=hidden.device)
+    (_, samples, *_), _ = cross_entropy_forward(
+        hidden, table, bias, absent, labels, labels > 0, labels
+    )
     drawn_by(samples, F.linear(hidden[0].float(), table.float(), offset_of(bias, absent)))
 
 
@@ -267,6 +281,6 @@ def test_the_same_seed_gives_the_same(given):
         torch.manual_seed(7)
         hidden, table, bias, *rest = given(2560, 3000)
         own = [hidden.requires_grad_(), table.float().requires_grad_(), bias.requires_grad_()]
-        found = Guess.apply(own[0], own[1], table, own[2], *rest, 1.0, False)
+        found = MlmLoss.apply(own[0], own[1], table, own[2], *rest, 1.0, False, True)
         both.append((*found, *torch.autograd.grad(found[0].sum(), own)))
     assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))

@@ -6,9 +6,9 @@ from torch import nn
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels import twins
-from electra.kernels.modules import keep_copies
-from electra.kernels.shadow_weights import Twins, copied, keep, kept
+from electra.kernels import shadow_weights
+from electra.kernels.modules import attach_shadow_weights
+from electra.kernels.shadow_weights import ShadowWeights, attach, attached, cast_weights
 from electra.train.accelerate import use_fused_kernels_
 
 
@@ -28,52 +28,52 @@ def copies(monkeypatch) -> list[int]:
         done.append(len(given))
         copy(to, given)
 
-    monkeypatch.setattr(twins.torch, "_foreach_copy_", counted)
+    monkeypatch.setattr(shadow_weights.torch, "_foreach_copy_", counted)
     return done
 
 
 def test_copies_are_made_when_parameters_change(layers, copies):
-    pair = Twins(layers, torch.bfloat16)
+    pair = ShadowWeights(layers, torch.bfloat16)
     for _ in range(2):
-        for place, stack in enumerate(pair.fresh()):
+        for place, stack in enumerate(pair.refresh()):
             for number, layer in enumerate(layers):
                 assert torch.equal(stack[number], layer[place].bfloat16())
     assert copies == [4]
     with torch.no_grad():
         layers[1][0].mul_(2)
-    assert torch.equal(pair.fresh()[0][1], layers[1][0].bfloat16())
+    assert torch.equal(pair.refresh()[0][1], layers[1][0].bfloat16())
     assert copies == [4, 4]
 
 
 def test_those_that_last_are_found_by_module_and_parameter(layers, copies):
     owner = nn.Module()
-    copied(owner, layers, torch.bfloat16)
-    assert kept(owner) is None
-    keep(owner, layers, torch.bfloat16)
-    first = copied(owner, layers, torch.bfloat16)
-    assert copied(owner, layers, torch.bfloat16) is first
-    assert layers[1][0].twin.data_ptr() == first[0][1].data_ptr()
+    cast_weights(owner, layers, torch.bfloat16)
+    assert attached(owner) is None
+    attach(owner, layers, torch.bfloat16)
+    first = cast_weights(owner, layers, torch.bfloat16)
+    assert cast_weights(owner, layers, torch.bfloat16) is first
+    assert layers[1][0].bf16_shadow.data_ptr() == first[0][1].data_ptr()
     assert copies == [4, 4]
-    assert copied(owner, layers, torch.float16)[0].dtype == torch.float16  # another precision
+    assert cast_weights(owner, layers, torch.float16)[0].dtype == torch.float16  # another precision
 
 
 def test_what_an_optimizer_could_not_write_is_not_kept(device):
     """A thread writes 16 bytes at once."""
     owner, odd = nn.Module(), [[nn.Parameter(torch.ones(3, device=device))] for _ in range(2)]
-    keep(owner, odd, torch.bfloat16)
-    assert kept(owner) is None
-    assert not hasattr(odd[0][0], "twin")
+    attach(owner, odd, torch.bfloat16)
+    assert attached(owner) is None
+    assert not hasattr(odd[0][0], "bf16_shadow")
 
 
-def test_a_parameter_has_one_twin(layers):
+def test_a_parameter_has_one_shadow(layers):
     one, other = nn.Module(), nn.Module()
     for owner in (one, other, one):
-        keep(owner, layers, torch.bfloat16)
-    assert kept(other) is None
-    assert layers[0][0].twin is kept(one).copies[0]
+        attach(owner, layers, torch.bfloat16)
+    assert attached(other) is None
+    assert layers[0][0].bf16_shadow is attached(one).copies[0]
     other, sums = nn.Module(), [[layer[0] + 1] for layer in layers]  # what is computed
-    keep(other, sums, torch.bfloat16)
-    assert kept(other) is None
+    attach(other, sums, torch.bfloat16)
+    assert attached(other) is None
 
 
 def test_copies_that_last_change_nothing(make, text, ask):
@@ -85,7 +85,7 @@ def test_copies_that_last_change_nothing(make, text, ask):
         torch.manual_seed(3)
         masked = objective.mask(batch)
         if lasting:
-            assert len(keep_copies(objective, torch.float32)) == 3
+            assert len(attach_shadow_weights(objective, torch.float32)) == 3
         for _ in range(2):
             torch.manual_seed(4)
             outcome, grads = ask(objective, batch, masked)

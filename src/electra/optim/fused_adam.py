@@ -1,8 +1,8 @@
-"""A step of `PaperAdam` in three kernels over all parameters together, most of which are small.
+"""A step of `PaperAdam` in three kernels for all parameters together, most of which are small.
 
-torch hands the addresses of the tensors to a kernel as arguments, of which a launch has few: many
-launches follow one another, each too small for the device. Here the addresses are in a table on the
-device, and a launch has a program for each chunk of each tensor.
+torch passes the addresses of tensors as kernel arguments, of which a launch has few: that makes many
+launches, each too small for the device. Here the addresses are in a table on the device, and one
+launch has a program for each chunk of each tensor.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 
 CHUNK, WARPS = 2048, 4
 COLUMNS = tl.constexpr(5)
-"""Addresses of a chunk: a parameter's, its two means', its gradient's, its twin's (or 0)."""
+"""Addresses of a chunk: a parameter's, its two means', its gradient's, its shadow's (or 0)."""
 PARTS = 4096
 """Sums of squares, one from each chunk, that are added at once."""
 
@@ -22,7 +22,7 @@ PARTS = 4096
 class Chunks:
     """The tensors of a step, cut into chunks; the table says where each chunk is.
 
-    A graph reads the table in each replay, so it must be made before the capture: what is made
+    A CUDA graph reads the table in each replay, so it must be made before the capture: what is made
     within one shares its memory with other tensors of the graph.
     """
 
@@ -43,24 +43,24 @@ class Chunks:
         self.decays = torch.tensor(decays)[self.tensor].to(device)
         self.params = params
         columns = [self.addresses(tensors) for tensors in (params, means, squares)]
-        columns += [torch.zeros_like(self.start), self.twins(params)]
+        columns += [torch.zeros_like(self.start), self.shadows(params)]
         self.on_host = torch.stack(columns, 1)
         self.table = torch.empty_like(self.on_host, device=device)  # (chunks, COLUMNS)
 
     def addresses(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Of each chunk of these."""
+        """The address of each chunk of these tensors."""
         first = torch.tensor([t.data_ptr() for t in tensors])
         return first[self.tensor] + 4 * self.start
 
-    def twins(self, params: Sequence[Tensor]) -> Tensor:
-        """Addresses of copies in bf16 that are to be written with the parameters, or 0."""
-        copies = [getattr(p, "twin", None) for p in params]
+    def shadows(self, params: Sequence[Tensor]) -> Tensor:
+        """Addresses of the bf16 shadow weights to write with the parameters, or 0."""
+        copies = [getattr(p, "bf16_shadow", None) for p in params]
         first = torch.tensor([0 if copy is None else copy.data_ptr() for copy in copies])
         first = first[self.tensor]
         return torch.where(first > 0, first + 2 * self.start, 0)
 
     def note(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
-        """Where the gradients of the parameters are, from the next `fill` on."""
+        """Set where the gradients of the parameters are, from the next `fill` on."""
         assert [*map(id, params)] == [*map(id, self.params)], "not those of the table"
         self.on_host[:, 3] = self.addresses(grads)
 
@@ -69,7 +69,7 @@ class Chunks:
         self.table.copy_(self.on_host)
 
     def step(self, rate: Tensor, clip: float, betas: tuple[float, float], eps: float) -> Tensor:
-        """Clip and update; returns the norm that the gradient had."""
+        """Clip and update; returns the norm of the gradient before clipping."""
         parts = torch.empty(len(self.sizes), device=self.sizes.device)
         norm, factor = (torch.empty((), device=parts.device) for _ in range(2))
         grid = (len(parts),)
@@ -82,7 +82,7 @@ class Chunks:
 
 
 def aligned(tensor: Tensor) -> bool:
-    """Whether the kernels can read it: a thread takes 16 bytes at once."""
+    """Whether the kernels can read it: a thread loads 16 bytes at once."""
     return tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
 
 
@@ -100,7 +100,7 @@ def squares_kernel(table, sizes, parts, CHUNK: tl.constexpr):
     size = tl.load(sizes + tl.program_id(0))
     part = parts + tl.program_id(0)
     grad = column(table, 3) + at
-    if size == CHUNK:  # a mask that is known lets a thread take 16 bytes at once
+    if size == CHUNK:  # with a constant mask a thread loads 16 bytes at once
         tl.store(part, squares(grad, at < CHUNK))
     else:
         tl.store(part, squares(grad, at < size))
@@ -114,7 +114,7 @@ def squares(grad, here):
 
 @triton.jit
 def norm_kernel(parts, norm, factor, count, inverse_clip, BLOCK: tl.constexpr):
-    """The norm, and what clipping multiplies gradients by. In one program: in a fixed order."""
+    """The norm and the clipping factor, in one program: the order of the sum is fixed."""
     total = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, count, BLOCK):
         at = first + tl.arange(0, BLOCK)
@@ -135,17 +135,17 @@ def adam_kernel(
     decay = tl.load(decays + tl.program_id(0))
     param, mean, square = column(table, 0) + at, column(table, 1) + at, column(table, 2) + at
     grad = column(table, 3) + at
-    twin = tl.load(table + COLUMNS * tl.program_id(0) + 4)
+    shadow = tl.load(table + COLUMNS * tl.program_id(0) + 4)
     r, f = tl.load(rate), tl.load(factor)
     if size == CHUNK:  # as above
-        adam(param, mean, square, grad, twin, at, at < CHUNK, r, f, decay, beta1, beta2, eps)
+        adam(param, mean, square, grad, shadow, at, at < CHUNK, r, f, decay, beta1, beta2, eps)
     else:
-        adam(param, mean, square, grad, twin, at, at < size, r, f, decay, beta1, beta2, eps)
+        adam(param, mean, square, grad, shadow, at, at < size, r, f, decay, beta1, beta2, eps)
 
 
 @triton.jit
 def adam(
-    param, mean, square, grad, twin, at, here, rate, factor, decay,
+    param, mean, square, grad, shadow, at, here, rate, factor, decay,
     beta1: tl.constexpr, beta2: tl.constexpr, eps: tl.constexpr,
 ):  # fmt: skip
     """`electra.optim.adam.written_out` for one chunk."""
@@ -157,6 +157,6 @@ def adam(
     tl.store(mean, m, here)
     tl.store(square, s, here)
     tl.store(param, p, here)
-    if twin != 0:
-        copy = tl.multiple_of(twin.to(tl.pointer_type(tl.bfloat16)), 16)
+    if shadow != 0:
+        copy = tl.multiple_of(shadow.to(tl.pointer_type(tl.bfloat16)), 16)
         tl.store(copy + at, p.to(tl.bfloat16), here)

@@ -5,11 +5,11 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels.any_gpu.rtd_loss import BLOCK, LOSS, Detect, detect_kernel
+from electra.kernels.any_gpu.rtd_loss import BLOCK, LOSS_INDEX, RtdLoss, rtd_loss_kernel
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
 from electra.objectives.objective import MlmOutput
-from electra.objectives.rtd import SUMS, ReplacedTokenDetection
+from electra.objectives.rtd import METRIC_SUMS, ReplacedTokenDetection
 
 SHAPES = [(1, 1, 1), (3, 24, 4), (5, 128, 19), (2, 200, 200), (2, 512, 79), (2, 512, 300)]
 
@@ -24,7 +24,7 @@ def given(device):
         replaced, loss_mask, attention_mask = (
             torch.rand(rows, length) < p for p in (0.3, 0.6, 0.8)
         )
-        samples, truth = torch.randint(0, 3, (2, rows, slots))
+        samples, labels = torch.randint(0, 3, (2, rows, slots))
         is_masked = torch.rand(rows, slots) < 0.7
         right = is_masked & (torch.rand(rows, slots) < 0.4)
         loss = torch.tensor(123.25)
@@ -36,7 +36,7 @@ def given(device):
             loss,
             right,
             samples,
-            truth,
+            labels,
             is_masked,
         )
         return [t.to(device) for t in tensors]
@@ -44,27 +44,29 @@ def given(device):
     return made
 
 
-def plain(scores, replaced, loss_mask, attention_mask, loss, right, samples, truth, is_masked):
+def plain(scores, replaced, loss_mask, attention_mask, loss, right, samples, labels, is_masked):
     nothing = torch.empty(0)
     batch, masked = (
         Batch(nothing, nothing, attention_mask, attention_mask),
-        Masked(nothing, nothing, is_masked, truth),
+        Masked(nothing, nothing, is_masked, labels),
     )
     guesses = MlmOutput(loss, right, samples)
-    return ReplacedTokenDetection.weigh(None, scores, replaced, loss_mask, batch, masked, guesses)
+    return ReplacedTokenDetection.detection_loss(
+        None, scores, replaced, loss_mask, batch, masked, guesses
+    )
 
 
 def compare(given, near) -> torch.Tensor:
     """Everything beside the plain code; returns the gradient of each score."""
     scores = given[0].requires_grad_()
     wanted_loss, wanted = plain(*given)
-    loss, sums = Detect.apply(*given)
+    loss, sums = RtdLoss.apply(*given)
     assert sums.dtype == torch.float32
     assert not sums.requires_grad
     near(loss, wanted_loss, "loss")
-    counts = [n for n in range(len(SUMS)) if n != LOSS]
+    counts = [n for n in range(len(METRIC_SUMS)) if n != LOSS_INDEX]
     assert torch.equal(sums[counts], wanted[counts])
-    near(sums[LOSS], wanted[LOSS], "the loss among the sums")
+    near(sums[LOSS_INDEX], wanted[LOSS_INDEX], "the loss among the sums")
     (wanted_grad,) = torch.autograd.grad(wanted_loss * 2.5, scores)
     (grad,) = torch.autograd.grad(loss * 2.5, scores)
     near(grad, wanted_grad, "scores", share=1e-6)
@@ -79,13 +81,13 @@ def test_detect(rows, length, slots, given, near):
 def test_the_sums_are_those_that_the_objective_names(given):
     """Each of them another number, worked out by itself."""
     made = given(6, 128, 19)
-    scores, replaced, loss_mask, attention_mask, loss, right, samples, truth, is_masked = made
+    scores, replaced, loss_mask, attention_mask, loss, right, samples, labels, is_masked = made
     flagged = (scores > 0) & loss_mask
     wanted = {
         "masked": is_masked.sum(),
         "mlm_loss": loss,
         "guessed": right.sum(),
-        "sampled_true": (is_masked & (samples == truth)).sum(),
+        "sampled_true": (is_masked & (samples == labels)).sum(),
         "tokens": attention_mask.sum(),
         "replaced": replaced.sum(),
         "flagged": flagged.sum(),
@@ -93,8 +95,8 @@ def test_the_sums_are_those_that_the_objective_names(given):
         "judged": loss_mask.sum(),
     }
     assert len({float(x) for x in wanted.values()}) == len(wanted)
-    found_loss, sums = Detect.apply(*made)
-    found = dict(zip(SUMS, sums.tolist(), strict=True))
+    found_loss, sums = RtdLoss.apply(*made)
+    found = dict(zip(METRIC_SUMS, sums.tolist(), strict=True))
     assert found.pop("detection_loss") == float(found_loss)
     assert found == {name: float(x) for name, x in wanted.items()}
 
@@ -108,7 +110,7 @@ def test_scores_at_the_ends_and_in_the_middle(given, near, device):
     grad = compare(made, near)
     expected = torch.tensor([0, 1, -1, 0, -0.5, 0.5, 0, 0], device=device)
     torch.testing.assert_close(grad[0], 2.5 * expected, atol=1e-6, rtol=0)
-    loss, sums = Detect.apply(*made)
+    loss, sums = RtdLoss.apply(*made)
     assert loss.item() == pytest.approx(200 + 2 * 0.693147, rel=1e-6)
     assert sums[[7, 8]].tolist() == [3, 2]
 
@@ -119,7 +121,7 @@ def test_none_is_judged(given, near):
     made[2] = torch.zeros_like(made[2])
     assert not compare(made, near).any()
     made[0] = torch.full_like(made[0], float("nan")).requires_grad_()
-    loss, _ = Detect.apply(*made)
+    loss, _ = RtdLoss.apply(*made)
     assert loss == 0
     assert not torch.autograd.grad(loss, made[0])[0].any()
 
@@ -127,23 +129,23 @@ def test_none_is_judged(given, near):
 def test_what_is_no_number_shows(given):
     made = given(3, 24, 4)
     made[0][1, 5], made[2][1, 5] = float("nan"), True
-    loss, sums = Detect.apply(*made)
+    loss, sums = RtdLoss.apply(*made)
     assert loss.isnan()
-    assert sums.isnan().nonzero().flatten().tolist() == [LOSS]
+    assert sums.isnan().nonzero().flatten().tolist() == [LOSS_INDEX]
 
 
 def test_no_slot_is_drawn(given, near):
     made = given(3, 24, 4)
     made[5] = made[8] = torch.zeros_like(made[8])
     compare(made, near)
-    assert Detect.apply(*made)[1][:4].tolist() == [0, 123.25, 0, 0]
+    assert RtdLoss.apply(*made)[1][:4].tolist() == [0, 123.25, 0, 0]
 
 
 def test_slopes_are_written_to_their_end_and_not_beyond(given, device):
     made = given(3, 24, 4)
     slope = torch.full((2 * BLOCK,), 7.0, device=device)
-    sums = torch.empty(len(SUMS), 2, device=device)
-    detect_kernel[(2,)](*made, slope, sums, 3 * 24, 3 * 4, BLOCK, num_warps=1)
+    sums = torch.empty(len(METRIC_SUMS), 2, device=device)
+    rtd_loss_kernel[(2,)](*made, slope, sums, 3 * 24, 3 * 4, BLOCK, num_warps=1)
     assert (slope[: 3 * 24].abs() <= 1).all()
     assert (slope[3 * 24 :] == 7).all()
     assert not sums[:, 1].any()

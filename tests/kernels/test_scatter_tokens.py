@@ -5,7 +5,12 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels.any_gpu.scatter_tokens import PLACES, SLOTS, put, put_kernel
+from electra.kernels.any_gpu.masking import (
+    SCATTER_SLOTS,
+    SCATTER_TOKENS,
+    scatter_tokens,
+    scatter_tokens_kernel,
+)
 from electra.objectives import corrupt
 
 WORDS = 50
@@ -14,7 +19,7 @@ SHAPES = [(1, 1, 1), (3, 24, 4), (5, 128, 19), (2, 200, 200), (2, 512, 79), (1, 
 
 def compare(ids, positions, tokens, where) -> torch.Tensor:
     wanted = corrupt.put(ids, positions, tokens, where)
-    found, changed = put(ids, positions, tokens, where)
+    found, changed = scatter_tokens(ids, positions, tokens, where)
     assert found.dtype == torch.long
     assert torch.equal(found, wanted)
     assert changed.dtype == torch.bool
@@ -75,8 +80,10 @@ def test_a_row_is_written_to_its_end_and_not_beyond(length, is_masked):
     """The next row is another program's, at the same time."""
     given = is_masked(2, length, 4)
     out, changed = torch.full_like(given[0], -5), torch.full_like(given[0], True, dtype=torch.bool)
-    grid = (1, -(-length // PLACES))
-    put_kernel[grid](*given, out, changed, length, 4, PLACES, SLOTS, num_warps=1)
+    grid = (1, -(-length // SCATTER_TOKENS))
+    scatter_tokens_kernel[grid](
+        *given, out, changed, length, 4, SCATTER_SLOTS, SCATTER_TOKENS, num_warps=1
+    )
     assert (out[0] >= 0).all()
     assert not changed[0].all()
     assert (out[1] == -5).all()

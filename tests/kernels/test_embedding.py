@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels import embed
-from electra.kernels.any_gpu.dropout import keep_mask
-from electra.kernels.any_gpu.embedding import Embed
+from electra.kernels.any_gpu import embedding as embed
+from electra.kernels.any_gpu.embedding import Embedding
+from electra.kernels.any_gpu.random import keep_mask
 
 EPS = 1e-12
 WORDS, PLACES = 40, 160
@@ -34,7 +34,7 @@ def compare(ids, segments, tables, seed, p, near) -> None:
     width = tables[0].shape[1]
     mask = keep_mask((ids.numel(), width), seed, p)
     wanted = plain(ids, segments, tables, mask)
-    found = Embed.apply(ids, segments, *tables, EPS, p, torch.float32)
+    found = Embedding.apply(ids, segments, *tables, EPS, p, torch.float32)
     near(found, wanted)
     grad = torch.randn(wanted.shape).to(wanted)
     grads = (torch.autograd.grad(out, tables, grad) for out in (found, wanted))
@@ -62,5 +62,5 @@ def test_rows_that_are_cut_from_wider_ones(device, seed, tables, near):
 
 def test_each_pass_has_its_own_dropout(device, tables):
     made, ids = tables(48), torch.zeros(2, 9, dtype=torch.long, device=device)
-    first, second = (Embed.apply(ids, ids, *made, EPS, 0.5, torch.float32) for _ in range(2))
+    first, second = (Embedding.apply(ids, ids, *made, EPS, 0.5, torch.float32) for _ in range(2))
     assert not torch.equal(first == 0, second == 0)

@@ -1,4 +1,4 @@
-"""The random bits of the kernels: those of the twins, and random enough."""
+"""The random bits of the kernels: those of the reference implementations, and random enough."""
 
 import pytest
 import torch
@@ -8,19 +8,22 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton
 import triton.language as tl
 
-from electra.kernels.any_gpu.attention_dropout import dropped, keep_table, pair_bits, slopes
-from electra.kernels.any_gpu.dropout import (
+from electra.kernels.any_gpu.random import (
     INFINITY,
-    bit_keys,
+    attention_keep_mask,
     column_keys,
     draw_seeds,
     drop_count,
     drop_rows,
+    dropped,
+    hash_keys,
     keep_mask,
-    keys_at,
+    pair_bits,
     random_bits,
+    reference_bits,
     rescale,
-    twin_bits,
+    score_grads,
+    seed_keys,
 )
 
 RATES = (0.1, 0.48, 0.5, 0.9)
@@ -34,37 +37,37 @@ def bits_kernel(seed, flat, COUNT: tl.constexpr):
 
 
 @triton.jit
-def tables_kernel(seed, tables, drop: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+def tables_kernel(seed, tables, drop: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Ones with attention's dropout; the same as (columns, queries); 2 * kept * 3 + 2 * 5; then
     ones with that of rows, and in three dimensions."""
-    m, n = tl.arange(0, TALL), tl.arange(0, WIDE)
-    of_queries, of_pairs = bit_keys(seed)
-    down, across = keys_at(m, of_queries), keys_at(tl.arange(0, WIDE // 2), of_pairs)
+    m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    query_key, pair_key = seed_keys(seed)
+    down, across = hash_keys(m, query_key), hash_keys(tl.arange(0, BLOCK_N // 2), pair_key)
     bits = pair_bits(down, across, 1)
-    ones = tl.full((TALL, WIDE), 1.0, tl.float32)
+    ones = tl.full((BLOCK_M, BLOCK_N), 1.0, tl.float32)
     turned = dropped(tl.trans(ones), pair_bits(down, across, 0), drop, 0)
-    both = slopes(ones * 2, ones * 3, tl.full((TALL, 1), 5.0, tl.float32), bits, drop)
-    to = tables + m[:, None] * WIDE + n[None, :]
+    both = score_grads(ones * 2, ones * 3, tl.full((BLOCK_M, 1), 5.0, tl.float32), bits, drop)
+    to = tables + m[:, None] * BLOCK_N + n[None, :]
     tl.store(to, dropped(ones, bits, drop, 1))
-    tl.store(to + TALL * WIDE, tl.trans(turned))
-    tl.store(to + 2 * TALL * WIDE, both)
-    pairs = column_keys(WIDE, of_pairs)
-    tl.store(to + 3 * TALL * WIDE, drop_rows(ones, m[:, None], of_queries, pairs, drop, 1.0))
-    deep = tl.reshape(ones, (TALL // 4, 4, WIDE))
-    deep = drop_rows(deep, tl.reshape(m, (TALL // 4, 4, 1)), of_queries, pairs, drop, 1.0)
-    tl.store(to + 4 * TALL * WIDE, tl.reshape(deep, (TALL, WIDE)))
+    tl.store(to + BLOCK_M * BLOCK_N, tl.trans(turned))
+    tl.store(to + 2 * BLOCK_M * BLOCK_N, both)
+    pairs = column_keys(BLOCK_N, pair_key)
+    tl.store(to + 3 * BLOCK_M * BLOCK_N, drop_rows(ones, m[:, None], query_key, pairs, drop, 1.0))
+    deep = tl.reshape(ones, (BLOCK_M // 4, 4, BLOCK_N))
+    deep = drop_rows(deep, tl.reshape(m, (BLOCK_M // 4, 4, 1)), query_key, pairs, drop, 1.0)
+    tl.store(to + 4 * BLOCK_M * BLOCK_N, tl.reshape(deep, (BLOCK_M, BLOCK_N)))
 
 
 @pytest.mark.parametrize("keys", [(123456789, -987654321), (0, 0), (-1, 2**31 - 1)])
-def test_the_twins_have_the_bits_of_the_kernels(keys, device):
+def test_the_reference_implementations_have_the_bits_of_the_kernels(keys, device):
     seed = torch.tensor([*keys, 0, 0], dtype=torch.int32, device=device)
     flat = torch.zeros(512, dtype=torch.int64, device=device)
     bits_kernel[(1,)](seed, flat, 512)
-    assert torch.equal(flat, twin_bits(512, seed))
+    assert torch.equal(flat, reference_bits(512, seed))
     tables = torch.zeros(5, 512, 32, device=device)
     for p in RATES:
         tables_kernel[(1,)](seed, tables, drop_count(p), 512, 32)
-        kept = keep_table(512, 32, seed, p) > 0
+        kept = attention_keep_mask(512, 32, seed, p) > 0
         mask = keep_mask((512, 32), seed, p) > 0
         assert torch.equal(tables, torch.stack([kept, kept, 6 * kept + 10, mask, mask]).float())
 
@@ -104,7 +107,7 @@ def test_the_rate_of_dropout_and_its_expectation(p):
 
 def kept(shape: tuple[int, int], seed: torch.Tensor, p: float, kind: str) -> torch.Tensor:
     """Dropout of either kind as numbers with mean 0 and variance 1."""
-    factors = keep_mask(shape, seed, p) if kind == "mask" else keep_table(*shape, seed, p)
+    factors = keep_mask(shape, seed, p) if kind == "mask" else attention_keep_mask(*shape, seed, p)
     return ((factors > 0).float() - (1 - p)) / (p * (1 - p)) ** 0.5
 
 
