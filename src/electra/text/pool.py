@@ -84,7 +84,7 @@ class WorkerPool:
     def map(self, chunks: Iterator[Chunk]) -> Iterator[ChunkResult]:
         """Yield results as they become ready; at most one chunk waits for a free worker."""
         # Sent here and not as an argument of the process: a child that is still reading its
-        # arguments prints a traceback if this process is killed.
+        # arguments prints a traceback if this process is killed. Small arguments are read at once.
         for pipe in self.free:
             send(pipe, self.job)
         for chunk in chunks:
