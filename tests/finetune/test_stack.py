@@ -227,8 +227,11 @@ class WithParameter(nn.Module):
         (nn.BatchNorm1d(32, affine=False), "this BatchNorm1d has a tensor of its own"),
         (nn.Embedding(4, 32), r"this Embedding has a tensor of its own, 'weight'"),
         (nn.AlphaDropout(0.1), "this AlphaDropout is another kind of dropout"),
-        (nn.Linear(32, 32, bias=False), "this Linear has no bias"),
-        (nn.LayerNorm(32, elementwise_affine=False), "this LayerNorm has no bias"),
+        (nn.Linear(32, 32, bias=False), "this Linear must have a weight and a bias"),
+        (
+            nn.LayerNorm(32, elementwise_affine=False),
+            "this LayerNorm must have a weight and a bias",
+        ),
     ],
 )
 def test_modules_without_a_stacked_form_are_refused(module, reason):
@@ -249,9 +252,12 @@ def test_a_changed_embedding_block_is_refused():
         stack(networks, DropoutRng(range(2), CPU))
 
 
-def test_a_parameter_of_the_network_itself_is_refused():
+@pytest.mark.parametrize(
+    "path", ["", "encoder", "encoder.embeddings", "encoder.layers.0.attention"]
+)
+def test_a_parameter_of_a_container_is_refused(path):
     one = network(0)
-    one.gain = nn.Parameter(torch.ones(1))
+    one.get_submodule(path).gain = nn.Parameter(torch.ones(1))
     with pytest.raises(UserError, match="has a tensor of its own, 'gain'"):
         stack([one], DropoutRng([0], CPU))
 
