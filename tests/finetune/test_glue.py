@@ -282,7 +282,7 @@ def test_summary_line_names_failed_seeds():
 
 
 def test_published_averages():
-    """Table 8 of the paper and the README of the original give these averages."""
+    """Table 8 of the paper and the README of google-research/electra give these averages."""
     means = {name: sum(scores) / len(scores) for name, scores in PUBLISHED.items()}
     assert all(len(scores) == len(AVERAGED) for scores in PUBLISHED.values())
     assert means["ELECTRA-Small"] < means["ELECTRA-Base"] < means["ELECTRA-Large"]

@@ -175,8 +175,10 @@ def test_choice_records(model, tmp_path):
     turned = [{**row, "choices": row["choices"][::-1]} for row in inputs("choice")]
     again = said(model("choice"), write_jsonl(tmp_path / "y.jsonl", turned))
     for one, two in zip(found, again, strict=True):
-        forth, back = one["probabilities"], two["probabilities"]
-        assert [back[str(2 - i)] for i in range(3)] == pytest.approx([forth[str(i)] for i in "012"])
+        first, second = one["probabilities"], two["probabilities"]
+        assert [second[str(2 - i)] for i in range(3)] == pytest.approx(
+            [first[str(i)] for i in "012"]
+        )
 
 
 def test_tag_records(model, tmp_path):

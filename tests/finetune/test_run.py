@@ -18,7 +18,7 @@ from electra.errors import UserError
 from electra.finetune import task_run
 from electra.finetune.kinds import make_kind
 from electra.finetune.predict import predict
-from electra.finetune.results import add_result, digest, read_results, summary
+from electra.finetune.results import read_results, summary
 from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig
 from electra.finetune.task_model import load_task_model
@@ -191,14 +191,6 @@ def test_an_incomplete_last_line_is_ignored(task, start, tmp_path, fitted):
     assert fitted == [[0], [1]]
     assert path.read_bytes().startswith(whole)
     assert [r["seed"] for r in read_results(tmp_path / "out")] == [0, 1]
-
-
-def test_a_result_after_an_incomplete_line(tmp_path):
-    add_result(tmp_path, {"seed": 0})
-    with (tmp_path / "results.jsonl").open("a") as file:
-        file.write('{"seed": 1, "sc')
-    add_result(tmp_path, {"seed": 2})
-    assert read_results(tmp_path) == [{"seed": 0}, {"seed": 2}]
 
 
 def changed_model(model_folder, folder: Path) -> Path:
@@ -581,16 +573,3 @@ def test_truncated_examples_are_reported(model_folder, tmp_path, console):
     assert (
         "train: 2 of 24 examples longer than 16 tokens were truncated; the first is '8'." in shown
     )
-
-
-def test_digest_depends_on_labels_splits_and_examples():
-    one, two = Sentence(id="1", text="a", label=0), Sentence(id="2", text="b", label=1)
-    task = Task(name="t", kind="classify", labels=("x", "y"), splits={"train": [one], "dev": [two]})
-    assert digest(replace(task, name="other", warnings=("said",))) == digest(task)
-    others = [
-        replace(task, labels=("y", "x")),
-        replace(task, splits={"train": [one], "test": [two]}),
-        replace(task, splits={"train": [one, two], "dev": []}),
-        replace(task, splits={"train": [one], "dev": [replace(two, label=0)]}),
-    ]
-    assert len({digest(each) for each in (task, *others)}) == 5
