@@ -1,11 +1,11 @@
-"""Fine-tuning against transformers.Trainer: same model, task, data, batch, epochs, in one run.
+"""Fine-tuning compared with transformers.Trainer: same model, task, data, batch size and epochs.
 
     python benchmarks/finetune.py MODEL --task cola --data glue --seeds 5 --peer-seeds 3
 
-MODEL is a discriminator's folder. Both sides use the head of ElectraForSequenceClassification, one
+MODEL is the folder of a discriminator. Both use the head of ElectraForSequenceClassification, one
 learning rate for all layers, AdamW with bias correction, 10 % warm-up, bf16 on CUDA and fp32 on the
-CPU; the peer pads each batch to its longest row (DataCollatorWithPadding) and has its fused
-optimizer. Times are from texts to dev score: tokenisation, training, evaluation, without imports.
+CPU; transformers pads each batch to its longest row (DataCollatorWithPadding) and uses its fused
+optimizer. Times cover tokenization, training and evaluation, without imports.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Classification of short texts on the CPU against transformers, eager: same model, same texts.
+"""Classification of short texts on the CPU compared with eager transformers: same model and texts.
 
     python benchmarks/predict.py MODEL --data glue
 
-MODEL is a discriminator's folder; it gets a head with random weights, as the answers do not matter.
-The peer reads batches of 32 in the order of the file, padded to their longest text. In turns.
+MODEL is the folder of a discriminator; it gets a head with random weights. transformers reads
+batches of 32 in file order, padded to their longest text. Both run alternately.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The pages on fine-tuning: their examples run, and what they name is there."""
+"""The pages on fine-tuning: their examples run, and the options and errors they name exist."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def lines(path: Path) -> list[dict]:
 
 @pytest.fixture
 def example(finished, bash, tmp_path):
-    """Run a page's example where `runs/first` is a model; returns the folder and what it said."""
+    """Run the example of a page with a model at `runs/first`; returns the folder and the output."""
 
     def run(page: str) -> tuple[Path, str]:
         (tmp_path / "runs").mkdir()
@@ -51,7 +51,7 @@ def example(finished, bash, tmp_path):
 
 
 def check_out(out: Path, metric: str, seeds: int = 2) -> list[dict]:
-    """The results of a folder, after a look at what every page promises of it."""
+    """Check the files that every page describes; returns the results."""
     results = lines(out / "results.jsonl")
     assert [r["seed"] for r in results] == list(range(seeds))
     for result in results:
@@ -163,7 +163,7 @@ def test_an_example_is_short_and_makes_its_own_data(page):
     assert "http" not in script
 
 
-# ------------------------------------------------------------ what the pages name
+# ------------------------------------------------------------ names in the pages
 
 
 def command_options() -> dict[str, set[str]]:
@@ -232,7 +232,7 @@ def test_the_published_scores_are_those_of_the_code():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_errors_are_those_of_the_code(page):
-    """Each quoted sentence, cut where something is filled in, stands in the source."""
+    """Each quoted error, split where values are filled in, is in the source."""
     source = "\n".join(p.read_text() for p in sorted((ROOT / "src").rglob("*.py")))
     source = re.sub(r'"\s*\n\s*f?"', "", source).lower()  # one literal on several lines
     tables = re.findall(

@@ -1,4 +1,4 @@
-"""A tiny encoder and made-up tasks that it can learn in seconds."""
+"""A tiny encoder and made-up tasks that it learns in seconds."""
 
 import io
 import random
@@ -72,7 +72,7 @@ def reviews(tmp_path_factory):
 
 
 def made_rows(kind: str, count: int, seed: int = 0) -> Features:
-    """Random rows of a kind, short and long; what is to be learned is told by a token."""
+    """Random rows of a kind, of various lengths; one token determines the label."""
     rng = np.random.default_rng(seed)
     each = 3 if kind == "choice" else 1
     ids, first, target = [], [], []
@@ -125,7 +125,7 @@ def quick() -> FinetuneConfig:
 
 @pytest.fixture(scope="session")
 def tuned(tmp_path_factory, model_folder, reviews):
-    """What `finetune` leaves after two seeds on `reviews`; to be read only."""
+    """The output of `finetune` after two seeds on `reviews`; read only."""
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("tuned") / "out"
     task = load_task("classify", reviews)

@@ -1,4 +1,4 @@
-"""Batches of alike length: everything is seen, and the shapes do not depend on the seed."""
+"""Batches of similar length, with the same shapes for all seeds."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -13,7 +13,7 @@ lengths = st.lists(st.integers(2, 700), min_size=1, max_size=200).map(
 
 @given(lengths, st.integers(1, 40), st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
-def test_an_epoch_has_each_example_at_most_once_and_misses_less_than_a_batch(sizes, batch, epoch):
+def test_an_epoch_has_each_example_at_most_once(sizes, batch, epoch):
     batch = min(batch, len(sizes))
     buckets = padded_lengths(sizes, 700)
     plan = plan_epoch(buckets, batch, [3, 4], epoch)
@@ -28,7 +28,7 @@ def test_an_epoch_has_each_example_at_most_once_and_misses_less_than_a_batch(siz
 
 @given(lengths, st.integers(0, 400))
 @settings(max_examples=60, deadline=None)
-def test_padding_ends_where_the_positions_do(sizes, spare):
+def test_padded_lengths_are_within_the_positions(sizes, spare):
     positions = int(sizes.max()) + spare
     padded = padded_lengths(sizes, positions)
     assert (sizes <= padded).all()
@@ -36,7 +36,7 @@ def test_padding_ends_where_the_positions_do(sizes, spare):
     assert set(padded.tolist()) <= {*LENGTHS, 1024, positions}
 
 
-def test_a_seed_has_the_same_batches_alone_and_in_company():
+def test_batches_depend_only_on_the_seed():
     sizes = np.random.default_rng(0).integers(3, 100, 500)
     alone, together = plan_epoch(sizes, 16, [7], 2), plan_epoch(sizes, 16, [1, 7, 9], 2)
     assert alone.lengths == together.lengths
@@ -44,7 +44,7 @@ def test_a_seed_has_the_same_batches_alone_and_in_company():
     assert not np.array_equal(together.members[:, 0], together.members[:, 1])
 
 
-def test_epochs_differ_and_nobody_waits_for_ever():
+def test_epochs_leave_out_different_examples():
     sizes = np.array([100] * 3 + [10] * 60)  # the three long ones never fill a batch
     seen = [set(plan_epoch(sizes, 16, [0], epoch).members.ravel().tolist()) for epoch in range(12)]
     assert set.union(*seen) == set(range(63))
@@ -62,7 +62,7 @@ def test_little_padding():
 
 @given(lengths, st.integers(1, 5000))
 @settings(max_examples=60, deadline=None)
-def test_evaluation_sees_all_rows_once_and_the_longest_first(sizes, tokens):
+def test_eval_batches(sizes, tokens):
     found = list(eval_batches(sizes, tokens))
     assert sorted(np.concatenate([index for _, index in found]).tolist()) == list(range(len(sizes)))
     widths = [length for length, _ in found]
@@ -72,8 +72,8 @@ def test_evaluation_sees_all_rows_once_and_the_longest_first(sizes, tokens):
         assert len(index) == 1 or len(index) * length <= tokens
 
 
-def test_an_epoch_brings_others_together_and_mixes_short_and_long_batches():
-    sizes = np.repeat([10, 20, 30, 60], 64)  # nobody waits
+def test_epochs_shuffle_examples_and_batches():
+    sizes = np.repeat([10, 20, 30, 60], 64)  # no example is left out
     plans = [plan_epoch(sizes, 16, [0], epoch) for epoch in (0, 1)]
     first, second = ({frozenset(row) for row in plan.members[:, 0].tolist()} for plan in plans)
     assert len(first) == len(second) == 16

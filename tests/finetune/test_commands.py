@@ -22,7 +22,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_one_command_from_files_to_a_model(electra, model_folder, reviews, tmp_path):
+def test_finetune_command(electra, model_folder, reviews, tmp_path):
     out = tmp_path / "[tuned]"  # no markup
     command = ("finetune", model_folder, "classify", *QUICK, "--data", reviews, "--out", out)
     code, shown, err = electra(*command, "--seeds", 2)
@@ -37,7 +37,7 @@ def test_one_command_from_files_to_a_model(electra, model_folder, reviews, tmp_p
     assert "already done: seed 1" in err
 
 
-def test_seeds_are_trained_though_nobody_reads(unread, model_folder, reviews, tmp_path):
+def test_training_continues_with_a_closed_standard_output(unread, model_folder, reviews, tmp_path):
     out = tmp_path / "out"
     command = ("finetune", model_folder, "classify", *QUICK, "--data", reviews, "--out", out)
     assert unread(*command, "--seeds", 1) == 0
@@ -46,7 +46,7 @@ def test_seeds_are_trained_though_nobody_reads(unread, model_folder, reviews, tm
     assert (out / "model").is_dir()
 
 
-def test_stopped_by_the_user(electra, model_folder, reviews, tmp_path, monkeypatch):
+def test_keyboard_interrupt(electra, model_folder, reviews, tmp_path, monkeypatch):
     def stopped(*_, **__):
         raise KeyboardInterrupt
 
@@ -83,7 +83,7 @@ def test_columns_by_name(electra, model_folder, tmp_path):
     assert shown
 
 
-def test_a_stuck_seed_is_named(electra, model_folder, reviews, tmp_path, monkeypatch):
+def test_failed_seeds_are_named(electra, model_folder, reviews, tmp_path, monkeypatch):
     monkeypatch.setattr("electra.finetune.kinds.classify.Classify.failed", lambda *given: True)
     command = ("finetune", model_folder, "classify", *QUICK, "--data", reviews)
     code, shown, err = electra(*command, "--out", tmp_path / "out", "--seeds", "3,5")
@@ -165,7 +165,7 @@ FILES = {
         ("classify", "good", ("dropout=nan",), "'dropout' takes a number, not 'nan'."),
     ],
 )
-def test_a_mistake_is_one_sentence_and_nothing_is_written(
+def test_errors_are_one_sentence_and_write_nothing(
     task, data, more, message, refused, model_folder, tmp_path
 ):
     for name, files in FILES.items():
@@ -178,16 +178,14 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(
     assert not out.exists()
 
 
-def test_the_sentence_on_devices_names_the_setting_that_there_is(
-    refused, model_folder, reviews, tmp_path
-):
+def test_device_error_names_the_setting(refused, model_folder, reviews, tmp_path):
     given = ("--data", reviews, "--out", tmp_path / "out")
     sentence = refused("finetune", model_folder, "classify", f"device={AWAY}", *given)
     assert "train.device" not in sentence  # which belongs to another command
 
 
 @pytest.mark.parametrize("model", ["nothing", "empty", "words", "bert", "half"])
-def test_what_is_no_model(model, refused, model_folder, reviews, tmp_path):
+def test_wrong_models(model, refused, model_folder, reviews, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "words").write_text("text")
     for name in ("bert", "half"):
@@ -203,9 +201,7 @@ def test_what_is_no_model(model, refused, model_folder, reviews, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_results_of_something_else_stay_as_they_are(
-    electra, refused, model_folder, reviews, tmp_path
-):
+def test_other_results_are_not_changed(electra, refused, model_folder, reviews, tmp_path):
     out = tmp_path / "out"
     command = ("finetune", model_folder, "classify", "--data", reviews, "--out", out, *QUICK)
     assert electra(*command, "--seeds", 1)[0] == 0
@@ -217,20 +213,20 @@ def test_results_of_something_else_stay_as_they_are(
     assert contents(out) == before
 
 
-def test_a_file_where_the_folder_should_be(refused, model_folder, reviews, tmp_path):
+def test_out_is_a_file(refused, model_folder, reviews, tmp_path):
     (tmp_path / "out").write_text("mine")
     command = ("finetune", model_folder, "classify", "--data", reviews, *QUICK)
     assert str(tmp_path / "out") in refused(*command, "--out", tmp_path / "out")
     assert (tmp_path / "out").read_text() == "mine"
 
 
-def test_a_folder_below_a_file(refused, model_folder, reviews, tmp_path):
+def test_out_below_a_file(refused, model_folder, reviews, tmp_path):
     (tmp_path / "mine").write_text("mine")
     command = ("finetune", model_folder, "classify", "--data", reviews, *QUICK)
     assert str(tmp_path / "mine") in refused(*command, "--out", tmp_path / "mine" / "out")
 
 
-def test_names_are_no_markup(electra, model_folder, reviews, tmp_path):
+def test_names_are_not_markup(electra, model_folder, reviews, tmp_path):
     """Square brackets mean colours to the library that prints."""
     data = tmp_path / "[red]"
     shutil.copytree(reviews, data)
@@ -242,7 +238,7 @@ def test_names_are_no_markup(electra, model_folder, reviews, tmp_path):
     assert "[red]: already done: seed 0" in err
 
 
-def test_which_seeds():
+def test_read_seeds():
     assert read_seeds("5") == [0, 1, 2, 3, 4]
     assert read_seeds("1") == [0]
     assert read_seeds("3,7") == [3, 7]
@@ -257,7 +253,7 @@ def test_which_seeds():
 
 
 @pytest.mark.parametrize("verb", ["finetune", "glue"])
-def test_the_settings_with_their_help(verb, electra):
+def test_settings_option(verb, electra):
     code, out, _ = electra(verb, "--settings")
     assert code == 0
     values = yaml.safe_load(out)
@@ -276,7 +272,7 @@ def test_help_has_an_example(verb, electra):
     assert f"Example: electra {verb}" in " ".join(out.split())
 
 
-def test_help_is_light():
+def test_help_imports_little():
     """No torch and no transformers to say how a command is used."""
     code = (
         "import sys; sys.argv = ['electra', 'finetune', '--help']\n"
@@ -290,7 +286,7 @@ def test_help_is_light():
     assert "--seeds" in done.stdout
 
 
-def test_the_program_itself(tmp_path, reviews):
+def test_installed_program(tmp_path, reviews):
     """In a process of its own: the sentence, the code, and no folder."""
     out = tmp_path / "out"
     done = subprocess.run(
@@ -308,7 +304,7 @@ def test_the_program_itself(tmp_path, reviews):
     assert not out.exists()
 
 
-def test_a_folder_with_other_things_is_left_alone(refused, model_folder, tmp_path):
+def test_out_with_other_files_is_refused(refused, model_folder, tmp_path):
     """Above all one with a `model` of the user's own, which the best seed's would replace."""
     write(tmp_path / "good", **FILES["good"])
     theirs = tmp_path / "project" / "model" / "model.safetensors"

@@ -53,7 +53,7 @@ def make(name: str, head: str = "paper", outputs: int = 3, **card) -> TaskKind:
 
 
 def network(seed: int, kind: str, head: str = "paper") -> TaskModel:
-    """All seeds have one encoder, and heads of their own."""
+    """All seeds share the encoder weights but not the head."""
     torch.manual_seed(1000)
     encoder = Encoder(SIZES)
     torch.manual_seed(seed)
@@ -77,7 +77,7 @@ def asked(model, features, kind, seeds=1) -> list[dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize(("kind", "head"), KINDS)
-def test_a_seed_is_the_same_alone_and_in_company(kind, head, made):
+def test_a_seed_alone_equals_the_seed_in_a_stack(kind, head, made):
     assert SIZES.dropout == SIZES.attention_dropout == 0.1  # the noise must be the seed's own too
     features, dev, seeds = made(kind, 26), made(kind, 7, seed=1), [0, 1, 2]
     together = train([network(s, kind, head) for s in seeds], features, kind, seeds, config())
@@ -94,7 +94,7 @@ def test_a_seed_is_the_same_alone_and_in_company(kind, head, made):
     assert (shared[1] - shared[2]).abs().max() > 1e-3
 
 
-def test_the_company_may_come_in_any_order_and_number(made):
+def test_a_seed_does_not_depend_on_its_place_in_the_stack(made):
     features = made("classify", 26)
     found = {}
     for seeds in ([4, 9], [9, 4], [9]):
@@ -107,7 +107,7 @@ def test_the_company_may_come_in_any_order_and_number(made):
             torch.testing.assert_close(found[company][name], tensor, rtol=0, atol=1e-4)
 
 
-def test_a_seed_that_breaks_does_not_spoil_the_others(made):
+def test_nan_in_one_seed_does_not_reach_the_others(made):
     features, seeds = made("classify", 26), [0, 1]
     networks = [network(seed, "classify") for seed in seeds]
     with torch.no_grad():
@@ -120,8 +120,8 @@ def test_a_seed_that_breaks_does_not_spoil_the_others(made):
 
 
 @pytest.mark.parametrize("kind", ["classify", "tag", "qa"])
-def test_rows_may_be_as_long_as_the_position_table(kind, made):
-    """Whatever its size is: rows are not padded beyond it."""
+def test_rows_as_long_as_the_position_table(kind, made):
+    """Rows are not padded beyond it."""
     features = made(kind, 60)
     longest = max(map(len, features.input_ids))
     assert longest not in LENGTHS
@@ -130,8 +130,8 @@ def test_rows_may_be_as_long_as_the_position_table(kind, made):
     train([model], features, kind, [0], config())
 
 
-def test_seeds_without_any_dropout(made):
-    """Then there is no noise to draw."""
+def test_no_dropout_anywhere(made):
+    """No random bytes are drawn."""
     sizes = replace(SIZES, dropout=0.0, attention_dropout=0.0)
     encoders = [Encoder(sizes) for _ in range(2)]
     networks = [TaskModel(e, make("classify", dropout=0.0).build_head(e)) for e in encoders]
@@ -141,7 +141,7 @@ def test_seeds_without_any_dropout(made):
         torch.testing.assert_close(together[name][1], tensor[0], rtol=0, atol=1e-4)
 
 
-def test_twice_the_same_training_gives_the_same_bits(made):
+def test_training_is_deterministic(made):
     features = made("tag", 20)
     one, two = (
         train([network(s, "tag") for s in (0, 1)], features, "tag", [0, 1], config())
@@ -152,7 +152,7 @@ def test_twice_the_same_training_gives_the_same_bits(made):
 
 
 @pytest.mark.parametrize(("gap", "more"), [("even", 0), ("released", 1)])
-def test_each_layer_has_the_rate_of_its_depth(gap, more):
+def test_learning_rate_factors_per_layer(gap, more):
     encoder = Encoder(EncoderConfig(layers=3, hidden=32, heads=2, embedding=16, vocab_size=40))
     model = TaskModel(encoder, make("classify", outputs=2).build_head(encoder))
     groups, factors = layer_groups(model, config(layer_decay=0.5, layer_gap=gap))
@@ -166,7 +166,7 @@ def test_each_layer_has_the_rate_of_its_depth(gap, more):
     assert sorted(listed) == sorted(id(p) for p in model.parameters())  # each once, none left out
 
 
-def test_the_layers_move_at_their_rates(made):
+def test_layers_are_updated_with_their_rates(made):
     """Adam's first step without correction is 0.1 / √0.001 times the rate, whatever the gradient.
 
     That is where the gradient is well above eps; so the largest change of a layer tells its rate.
@@ -194,8 +194,8 @@ def test_the_layers_move_at_their_rates(made):
 @pytest.mark.parametrize(
     ("decay", "clip", "correction"), [(3.0, 1.0, False), (0.0, 1e-5, False), (0.0, 1.0, True)]
 )
-def test_the_settings_of_the_optimizer_are_used(decay, clip, correction, made):
-    """One step at one rate for all: the head's weights by hand."""
+def test_optimizer_settings(decay, clip, correction, made):
+    """One step with one learning rate; the expected head weights are computed by hand."""
     given = {"weight_decay": decay, "clip": clip, "bias_correction": correction}
     settings = config(layer_decay=1.0, epochs=1, batch_size=8, warmup=0.0, **given)
     before = network(0, "classify")
@@ -224,8 +224,8 @@ def test_the_settings_of_the_optimizer_are_used(decay, clip, correction, made):
         torch.testing.assert_close(moved, -1e-3 * update.detach(), rtol=1e-2, atol=2e-6)
 
 
-def test_the_rate_rises_from_zero(made):
-    """The first of the steps has rate 0, so a run of one step with a warm-up changes nothing."""
+def test_warmup_starts_at_zero(made):
+    """The first step has learning rate 0, so one step changes nothing."""
     before = network(0, "classify")
     settings = config(epochs=1, batch_size=8, warmup=0.1, weight_decay=0.1)
     after = train([before], made("classify", 8), "classify", [0], settings).state_dict()
@@ -236,7 +236,7 @@ def test_the_rate_rises_from_zero(made):
     ("examples", "batch", "epochs", "steps"),
     [(40, 8, 1.5, 7), (40, 8, 0.2, 1), (43, 8, 3, 15), (5, 32, 3, 3), (40, 8, 12.2, 61)],
 )
-def test_steps_of_whole_and_fractional_epochs(examples, batch, epochs, steps, made):
+def test_number_of_steps(examples, batch, epochs, steps, made):
     told = []
     train(
         [network(0, "tag")],
@@ -250,7 +250,7 @@ def test_steps_of_whole_and_fractional_epochs(examples, batch, epochs, steps, ma
     assert told[:-1] == [(done, steps) for done in range(20, steps, 20)]
 
 
-def test_an_epoch_that_is_no_step_is_refused(made):
+def test_less_than_one_step_is_refused(made):
     with pytest.raises(UserError, match=r"0\.1 epochs of 40 examples are less than one step"):
         train([network(0, "tag")], made("tag", 40), "tag", [0], config(epochs=0.1))
 
@@ -269,8 +269,8 @@ def test_it_learns(kind, made):
     assert right.mean() > 0.95
 
 
-def test_the_options_of_a_choice_stay_together(made):
-    """An example's rows are consecutive in the batch: shuffled apart, nothing could be learned."""
+def test_options_of_an_example_are_consecutive(made):
+    """Also when the seeds are stacked."""
     features = made("choice", 9)
     picked = []
     loss = Choice.loss
@@ -295,7 +295,7 @@ def test_the_options_of_a_choice_stay_together(made):
 
 
 @pytest.mark.parametrize("head", ["paper", "transformers"])
-def test_a_regression_speaks_in_the_units_of_its_labels(head, made):
+def test_denormalize_regression(head, made):
     whole = stack([network(s, "regress", head) for s in (0, 1)], DropoutRng([0, 1], CPU)).eval()
     dev = made("regress", 5)
     before = [found["scores"] for found in asked(whole, dev, "regress", seeds=2)]
@@ -305,7 +305,7 @@ def test_a_regression_speaks_in_the_units_of_its_labels(head, made):
         np.testing.assert_allclose(new, 10 * old - 3, rtol=1e-4, atol=1e-4)
 
 
-def test_a_regression_of_large_values_is_learned(model_folder, quick, tmp_path):
+def test_regression_with_large_values(model_folder, quick, tmp_path):
     rng = random.Random(0)
     for split, count in (("train", 240), ("dev", 40)):
         lines = ["text,score"]
@@ -328,7 +328,7 @@ def test_a_regression_of_large_values_is_learned(model_folder, quick, tmp_path):
     ("hidden", "lr", "decay"),
     [(256, 3e-4, 0.8), (512, 1e-4, 0.8), (768, 1e-4, 0.8), (1024, 5e-5, 0.9)],
 )
-def test_what_is_left_open_follows_the_papers_table(hidden, lr, decay):
+def test_defaults_follow_the_paper(hidden, lr, decay):
     model = EncoderConfig(hidden=hidden, vocab_size=100)
     task = Task(name="rte", kind="classify", splits={}, epochs=10)
     found = resolve_settings(FinetuneConfig(), model, task)

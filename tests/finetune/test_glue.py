@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from electra.errors import UserError
-from electra.finetune import glue as room
+from electra.finetune import glue as glue_module
 from electra.finetune.glue import (
     AVERAGED,
     PUBLISHED,
@@ -82,7 +82,7 @@ def done(data, model_folder, tmp_path_factory):
     return out, rows, console.file.getvalue()
 
 
-def test_a_folder_for_each_task_and_one_table(done):
+def test_output_folder(done):
     out, rows, _ = done
     assert [row["task"] for row in rows] == ["cola", "mrpc", "stsb", "mnli"]
     assert [row["metric"] for row in rows] == ["matthews", "accuracy", "spearman", "accuracy"]
@@ -102,7 +102,7 @@ def test_a_folder_for_each_task_and_one_table(done):
     assert rows[3]["metrics"].keys() == {"accuracy", "dev_mismatched_accuracy"}
 
 
-def test_the_table_has_the_published_scores_beside_ours(done):
+def test_table_has_the_published_scores(done):
     out, rows, _ = done
     head, _, *lines = (out / "table.md").read_text().splitlines()
     columns = [cell.strip() for cell in head.strip("|").split("|")]
@@ -116,7 +116,7 @@ def test_the_table_has_the_published_scores_beside_ours(done):
         assert cells["ELECTRA-Small (published)"] == f"{PUBLISHED['ELECTRA-Small'][place]:.1f}"
 
 
-def test_the_submission_is_what_the_best_seed_says(done):
+def test_submission_has_the_predictions_of_the_best_seed(done):
     out, _, printed = done
     assert "Submission for the GLUE server:" in printed
     with zipfile.ZipFile(out / "submission" / "submission.zip") as pack:
@@ -147,7 +147,7 @@ def test_the_submission_is_what_the_best_seed_says(done):
     assert all(0 <= value <= 5 for value in values)
 
 
-def test_the_best_seed_is_the_one_that_is_submitted(tmp_path):
+def test_best_seed_is_submitted(tmp_path):
     said = {0: ["0", "0", "0"], 1: ["1", "0", "1"], 2: ["1", "1", "1"]}
     for seed, score in ((0, 0.2), (1, 0.9), (2, 0.5)):
         folder = tmp_path / "cola" / "predictions" / f"seed-{seed}"
@@ -156,10 +156,10 @@ def test_the_best_seed_is_the_one_that_is_submitted(tmp_path):
         (folder / "test.jsonl").write_text("".join(lines))
         add_result(tmp_path / "cola", {"seed": seed, "score": score, "failed": False})
     task = Task(name="cola", kind="classify", labels=("0", "1"), splits={"dev": [], "test": []})
-    assert room.test_predictions({"cola": task}, tmp_path)["cola"].tolist() == [1, 0, 1]
+    assert glue_module.test_predictions({"cola": task}, tmp_path)["cola"].tolist() == [1, 0, 1]
 
 
-def test_the_command_goes_on_and_prints_the_table(
+def test_command_continues_and_prints_the_table(
     electra, data, done, model_folder, tmp_path, monkeypatch
 ):
     out, rows, _ = done
@@ -179,14 +179,14 @@ def test_the_command_goes_on_and_prints_the_table(
     assert json.loads(shown) == rows
 
 
-def test_the_figure_is_drawn_though_nobody_reads_the_table(unread, data, done, model_folder):
+def test_plot_with_a_closed_standard_output(unread, data, done, model_folder):
     out, _, _ = done
     (out / "glue.png").unlink(missing_ok=True)
     assert unread("glue", model_folder, *QUICK, "--data", data, "--out", out, "--seeds", 2) == 0
     assert (out / "glue.png").is_file()
 
 
-def test_without_matplotlib_there_is_all_but_the_figure(
+def test_without_matplotlib_only_the_plot_is_missing(
     electra, data, done, model_folder, monkeypatch
 ):
     out, _, _ = done
@@ -202,7 +202,7 @@ def test_without_matplotlib_there_is_all_but_the_figure(
     assert not (out / "glue.png").exists()
 
 
-def test_only_some_tasks(electra, refused, data, model_folder, tmp_path):
+def test_tasks_option(electra, refused, data, model_folder, tmp_path):
     out = tmp_path / "[out]"  # no markup
     command = ("glue", model_folder, *QUICK, "--data", data, "--out", out)
     code, shown, err = electra(*command, "--seeds", 1, "--tasks", "STS-B, cola", "--json")
@@ -224,7 +224,7 @@ def test_only_some_tasks(electra, refused, data, model_folder, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_results_of_something_else_are_left_alone(refused, data, model_folder, tmp_path):
+def test_other_results_are_refused(refused, data, model_folder, tmp_path):
     (tmp_path / "results.jsonl").write_text("of a study\n")
     sentence = refused("glue", model_folder, *QUICK, "--data", data, "--out", tmp_path)
     assert "is not empty and holds no scores of GLUE: choose another --out" in sentence
@@ -234,13 +234,13 @@ def test_results_of_something_else_are_left_alone(refused, data, model_folder, t
 
 def test_from_mnli(data, model_folder, quick, tmp_path, console, monkeypatch):
     begun = []
-    attention_mask = room.finetune
+    original = glue_module.finetune
 
     def watched(model, task, *given):
         begun.append((task.name, model))
-        return attention_mask(model, task, *given)
+        return original(model, task, *given)
 
-    monkeypatch.setattr(room, "finetune", watched)
+    monkeypatch.setattr(glue_module, "finetune", watched)
     config = replace(quick, epochs=0.4, batch_size=8)
     given = (str(model_folder), data, tmp_path / "out", [0], config, console)
     run_glue(*given, only=["cola", "mrpc", "mnli"], from_mnli=True)
@@ -251,7 +251,7 @@ def test_from_mnli(data, model_folder, quick, tmp_path, console, monkeypatch):
     ]
 
 
-def test_the_order_of_tasks():
+def test_select_tasks():
     there = ["cola", "mrpc", "mnli", "rte"]
     assert select_tasks(there, [], False, Path("x")) == there
     assert select_tasks(there, ["rte", "cola"], False, Path("x")) == ["cola", "rte"]
@@ -265,7 +265,7 @@ def row(task: str, median: float = 0.5, failed: tuple[int, ...] = ()) -> dict:
     return {"task": task, "metric": "m", "median": median, "seeds": 5, "failed": failed, **spread}
 
 
-def test_the_average_is_of_all_eight_or_none():
+def test_average_needs_all_eight_tasks():
     rows = [row(name, 0.1 * place) for place, name in enumerate(AVERAGED)]
     assert average(rows) == pytest.approx(0.35)
     assert average([*rows, row("wnli", 99.0)]) == pytest.approx(0.35)  # WNLI is none of them
@@ -275,27 +275,27 @@ def test_the_average_is_of_all_eight_or_none():
         assert average([r for place, r in enumerate(rows) if place != missing]) is None
 
 
-def test_seeds_that_learned_nothing_are_named():
+def test_summary_line_names_failed_seeds():
     assert "learned nothing: seed 1, 3" in summary_line(row("cola", failed=(1, 3)))
     assert "nothing" not in summary_line(row("cola"))
     assert "| 5 | 1, 3 |" in markdown([row("cola", failed=(1, 3))])
 
 
-def test_the_published_rows_are_the_papers():
-    """Table 8 of the paper and the README of the original give these averages."""
+def test_published_averages():
+    """Table 8 of the paper and the README of google-research/electra give these averages."""
     means = {name: sum(scores) / len(scores) for name, scores in PUBLISHED.items()}
     assert all(len(scores) == len(AVERAGED) for scores in PUBLISHED.values())
     assert means["ELECTRA-Small"] < means["ELECTRA-Base"] < means["ELECTRA-Large"]
 
 
-def test_the_figure_has_a_dot_for_each_seed_and_a_line_at_the_median(tmp_path, monkeypatch):
+def test_plot_has_seeds_and_medians(tmp_path, monkeypatch):
     from matplotlib.axes import Axes
 
-    drawn, attention_mask = [], Axes.plot
+    drawn, original = [], Axes.plot
 
     def plot(axes, *given, **named):
         drawn.append(given[:2])
-        return attention_mask(axes, *given, **named)
+        return original(axes, *given, **named)
 
     (tmp_path / "rte").mkdir()
     for seed, score in enumerate((0.25, 0.5, 0.75)):

@@ -1,4 +1,4 @@
-"""On a CUDA device: a replayed graph is the step that it recorded, and a seed stays itself."""
+"""On a CUDA device: graphs compute what eager steps compute, for every seed."""
 
 import json
 from dataclasses import replace
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from electra.finetune import fit as room
+from electra.finetune import fit as fit_module
 from electra.finetune.fit import fit
 from electra.finetune.infer import infer
 from electra.finetune.kinds import TaskKind, make_kind
@@ -58,7 +58,7 @@ def network(seed: int, kind: str, head: str, sizes: EncoderConfig = SIZES) -> Ta
 
 
 def train(networks, features, kind, seeds, device, config=CONFIG, dtype=torch.float32):
-    """The trained stack; fp32, because bf16 has noise of its own."""
+    """The trained stack, in fp32 to avoid rounding noise."""
     return fit(networks, features, make(kind), config, seeds, pad_id=0, device=device, dtype=dtype)
 
 
@@ -76,11 +76,11 @@ def moved(networks, state) -> float:
 
 
 @pytest.mark.parametrize(("kind", "head"), KINDS)
-def test_captured_steps_are_plain_steps(kind, head, made, monkeypatch):
-    """The same device and the same noise, dropout included: only the graph is taken away."""
+def test_graphs_equal_eager_steps(kind, head, made, monkeypatch):
+    """The same device and the same dropout, with and without graphs."""
     features, seeds = made(kind, 30), [3, 4]
     networks = [network(seed, kind, head) for seed in seeds]
-    replayed, recorded = [], room.capture_cuda_graphs
+    replayed, recorded = [], fit_module.capture_cuda_graphs
 
     def watched(step, lengths, batch_size):
         take = recorded(step, lengths, batch_size)
@@ -91,12 +91,14 @@ def test_captured_steps_are_plain_steps(kind, head, made, monkeypatch):
 
         return counted
 
-    monkeypatch.setattr(room, "capture_cuda_graphs", watched)
+    monkeypatch.setattr(fit_module, "capture_cuda_graphs", watched)
     graphs = states(train(networks, features, kind, seeds, CUDA))
     assert len(replayed) == 6
     assert len(set(replayed)) > 1  # graphs of several lengths
     monkeypatch.setattr(
-        room, "capture_cuda_graphs", lambda step, lengths, batch_size: room.eager_steps(step)
+        fit_module,
+        "capture_cuda_graphs",
+        lambda step, lengths, batch_size: fit_module.eager_steps(step),
     )
     steps = states(train(networks, features, kind, seeds, CUDA))
     assert moved(networks, steps) > 3e-3
@@ -105,8 +107,8 @@ def test_captured_steps_are_plain_steps(kind, head, made, monkeypatch):
 
 
 @pytest.mark.parametrize(("kind", "head"), KINDS)
-def test_without_dropout_the_graphs_learn_what_the_cpu_does(kind, head, made):
-    """No noise on either side, so that what the trial steps left behind would show."""
+def test_graphs_equal_the_cpu_without_dropout(kind, head, made):
+    """Without dropout, so traces of the warm-up steps would show."""
     sizes = replace(SIZES, dropout=0.0, attention_dropout=0.0)
     features, seeds = made(kind, 30), [3, 4]
     networks = [network(seed, kind, head, sizes) for seed in seeds]
@@ -117,7 +119,7 @@ def test_without_dropout_the_graphs_learn_what_the_cpu_does(kind, head, made):
         torch.testing.assert_close(fast[name], tensor, **NEAR, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_with_bias_correction_the_trial_steps_are_not_counted(made):
+def test_warmup_steps_of_the_capture_are_not_counted(made):
     sizes = replace(SIZES, dropout=0.0, attention_dropout=0.0)
     config = replace(CONFIG, bias_correction=True, weight_decay=0.1)
     features = made("classify", 30)
@@ -129,7 +131,7 @@ def test_with_bias_correction_the_trial_steps_are_not_counted(made):
 
 
 @pytest.mark.parametrize(("kind", "head"), KINDS)
-def test_a_seed_is_the_same_alone_and_in_company(kind, head, made):
+def test_a_seed_alone_equals_the_seed_in_a_stack(kind, head, made):
     features, dev, seeds = made(kind, 30), made(kind, 9, seed=1), [0, 1, 2]
     networks = [network(seed, kind, head) for seed in seeds]
     together = train(networks, features, kind, seeds, CUDA)
@@ -148,7 +150,7 @@ def test_a_seed_is_the_same_alone_and_in_company(kind, head, made):
         np.testing.assert_allclose(found[1]["scores"], said["scores"], atol=5e-3)
 
 
-def test_the_same_training_twice(made):
+def test_training_twice_is_the_same(made):
     features = made("classify", 30)
     networks = [network(seed, "classify", "paper") for seed in (0, 1)]
     one, two = (states(train(networks, features, "classify", [0, 1], CUDA)) for _ in range(2))
@@ -156,8 +158,8 @@ def test_the_same_training_twice(made):
         torch.testing.assert_close(two[name], tensor, **NEAR)
 
 
-def test_a_replayed_step_does_not_make_the_host_wait(made, monkeypatch):
-    recorded = room.capture_cuda_graphs
+def test_replayed_steps_do_not_synchronize(made, monkeypatch):
+    recorded = fit_module.capture_cuda_graphs
 
     def watched(step, lengths, batch_size):
         take = recorded(step, lengths, batch_size)
@@ -171,7 +173,7 @@ def test_a_replayed_step_does_not_make_the_host_wait(made, monkeypatch):
 
         return guarded
 
-    monkeypatch.setattr(room, "capture_cuda_graphs", watched)
+    monkeypatch.setattr(fit_module, "capture_cuda_graphs", watched)
     train([network(0, "tag", "paper")], made("tag", 30), "tag", [0], CUDA)
 
 
@@ -199,7 +201,7 @@ def test_it_learns_in_bf16_and_the_cpu_predicts_the_same(
         assert ours["probabilities"] == pytest.approx(theirs["probabilities"], abs=0.05)
 
 
-def test_in_bf16_a_seed_is_nearer_to_itself_than_to_others(made):
+def test_bf16_seed_alone_is_close_to_the_seed_in_a_stack(made):
     features, dev, seeds = made("classify", 64), made("classify", 60, seed=1), [0, 1, 2]
     config = replace(CONFIG, epochs=4)
     networks = [network(seed, "classify", "paper") for seed in seeds]

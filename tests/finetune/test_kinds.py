@@ -100,7 +100,7 @@ def log_softmax(scores: list[float]) -> list[float]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("head", ["paper", "transformers"])
-def test_classify_is_the_sum_of_cross_entropies(head):
+def test_classify_loss(head):
     model, rows = task_model("classify", head), features(np.array([0, 2, 1, 1, 0, 2]))
     total = 0.0
     for row, label in enumerate(rows.labels):
@@ -111,7 +111,7 @@ def test_classify_is_the_sum_of_cross_entropies(head):
 
 
 @torch.no_grad()
-def test_regress_is_the_sum_of_squares():
+def test_regress_loss():
     values = np.array([0.0, 1.0, 0.5, -0.5, 0.25, 2.0], np.float32)
     model, rows = task_model("regress"), features(values)
     weight, bias = model.head.output.weight[0], model.head.output.bias[0]
@@ -122,7 +122,7 @@ def test_regress_is_the_sum_of_squares():
 
 @torch.no_grad()
 @pytest.mark.parametrize("head", ["paper", "transformers"])
-def test_choice_is_a_softmax_over_the_options_of_an_example(head):
+def test_choice_loss(head):
     model, rows = task_model("choice", head), features(np.array([2, 0]), rows_per_example=3)
     total = 0.0
     for example, right in enumerate(rows.labels):
@@ -137,7 +137,7 @@ def test_choice_is_a_softmax_over_the_options_of_an_example(head):
 
 
 @torch.no_grad()
-def test_tag_passes_over_what_is_not_judged():
+def test_tag_loss_ignores_tokens_without_a_tag():
     rng = np.random.default_rng(1)
     target = [rng.integers(0, 3, n).astype(np.int64) for n in LENGTHS]
     for tags in target:
@@ -188,7 +188,7 @@ def logs(scores: dict[int, float]) -> dict[int, float]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("has_unanswerable", [True, False])
-def test_span_loss_of_the_papers_head(has_unanswerable):
+def test_span_loss(has_unanswerable):
     model, rows = task_model("qa", outputs=int(has_unanswerable)), features(SPANS)
     total = 0.0
     for row, (start, end, impossible) in enumerate(SPANS.tolist()):
@@ -203,7 +203,7 @@ def test_span_loss_of_the_papers_head(has_unanswerable):
 
 
 @torch.no_grad()
-def test_span_loss_of_the_plain_head():
+def test_span_loss_of_the_transformers_head():
     model, rows = task_model("qa", "transformers"), features(SPANS)
     total = 0.0
     for row, (start, end, _) in enumerate(SPANS.tolist()):
@@ -248,7 +248,7 @@ def test_a_wide_beam_finds_every_span(head):
 
 @torch.no_grad()
 @pytest.mark.parametrize("head", ["paper", "transformers"])
-def test_a_narrow_beam_has_the_best_starts_and_the_best_ends_of_each(head):
+def test_a_narrow_beam_has_the_best_starts_and_ends(head):
     model, rows = task_model("qa", head), features(None)
     found = outputs(model, batch_of(rows), "qa", beam=2)
     for row in range(6):
@@ -262,7 +262,7 @@ def test_a_narrow_beam_has_the_best_starts_and_the_best_ends_of_each(head):
 
 
 @torch.no_grad()
-def test_how_much_speaks_for_no_answer():
+def test_null_logit():
     model, rows = task_model("qa"), features(None)
     found = outputs(model, batch_of(rows), "qa", beam=1)["null"].tolist()
     wanted = [null_logit(model.head, alone(model, rows, row), row) for row in range(6)]
@@ -277,14 +277,14 @@ def test_how_much_speaks_for_no_answer():
         assert found[row] == pytest.approx(logits[0].sum().item() - sum(best), abs=1e-4)
 
 
-def test_an_answer_lies_in_the_context_or_at_the_first_token():
+def test_answer_mask():
     rows = features(None)
     allowed = batch_of(rows).answer_mask
     for row in range(6):
         assert allowed[row].nonzero()[:, 0].tolist() == places(row)
 
 
-def test_rows_are_picked_with_their_targets():
+def test_gather_rows():
     each = rows_to_device(features(np.array([2, 0]), rows_per_example=3), 0, 16, CPU)
     assert each.target.tolist() == [2, 2, 2, 0, 0, 0]  # the options share the target
     tags = [np.arange(n, dtype=np.int64) for n in LENGTHS]

@@ -1,4 +1,4 @@
-"""`electra predict`: every kind of model and file, the same answers whatever the batch."""
+"""`electra predict`: every kind of model and file."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from electra.errors import UserError
-from electra.finetune import predict as room
+from electra.finetune import predict as predict_module
 from electra.finetune.kinds import make_kind
 from electra.finetune.predict import predict
 from electra.finetune.run import finetune
@@ -85,7 +85,7 @@ def write_jsonl(path: Path, records: list[dict]) -> Path:
 
 
 def nearly(one: dict, two: dict) -> None:
-    """The same but for the last digits of numbers."""
+    """Equal up to rounding."""
     assert one.keys() == two.keys()
     for key, value in one.items():
         if isinstance(value, dict | float):
@@ -111,7 +111,7 @@ def inputs(kind: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("kind", CARDS)
-def test_answers_do_not_depend_on_their_company(kind, model, tmp_path):
+def test_predictions_do_not_depend_on_the_batch(kind, model, tmp_path):
     folder, rows = model(kind), inputs(kind)
     together = said(folder, write_jsonl(tmp_path / "all.jsonl", rows))
     assert len(together) == len(rows)
@@ -121,16 +121,16 @@ def test_answers_do_not_depend_on_their_company(kind, model, tmp_path):
 
 
 @pytest.mark.parametrize("kind", CARDS)
-def test_chunks_do_not_show(kind, model, tmp_path, monkeypatch):
+def test_predictions_do_not_depend_on_the_chunk_size(kind, model, tmp_path, monkeypatch):
     folder, source = model(kind), write_jsonl(tmp_path / "all.jsonl", inputs(kind))
     whole = said(folder, source)
-    monkeypatch.setattr(room, "CHUNK", 2)
+    monkeypatch.setattr(predict_module, "CHUNK", 2)
     for one, two in zip(whole, said(folder, source), strict=True):
         nearly(one, two)
         assert one["id"] == two["id"]
 
 
-def test_texts_from_lines_and_tables(tuned, tmp_path):
+def test_text_files_and_tables(tuned, tmp_path):
     texts = [text.replace(",", "") for text in TEXTS]
     (tmp_path / "a.txt").write_text("\n".join(["", texts[0], "  ", *texts[1:]]) + "\n\n")
     with (tmp_path / "a.csv").open("w", newline="") as file:
@@ -150,7 +150,7 @@ def test_texts_from_lines_and_tables(tuned, tmp_path):
         assert record["label"] == max(record["probabilities"], key=record["probabilities"].get)
 
 
-def test_labels_of_the_file_are_not_needed_and_not_believed(tuned, reviews, tmp_path):
+def test_labels_in_the_input_are_ignored(tuned, reviews, tmp_path):
     rows = (reviews / "dev.csv").read_text()
     flipped = rows.replace(",bread", ",x").replace(",cargo", ",bread").replace(",x", ",cargo")
     (tmp_path / "flipped.csv").write_text(flipped)
@@ -160,13 +160,13 @@ def test_labels_of_the_file_are_not_needed_and_not_believed(tuned, reviews, tmp_
         assert [r["label"] for r in said(str(tuned), tmp_path / name)] == wanted
 
 
-def test_numbers(model, tmp_path):
+def test_regression_records(model, tmp_path):
     found = said(model("regress"), write_jsonl(tmp_path / "x.jsonl", inputs("regress")))
     assert all(set(r) == {"id", "value"} and isinstance(r["value"], float) for r in found)
     assert len({r["value"] for r in found}) == 5
 
 
-def test_choices(model, tmp_path):
+def test_choice_records(model, tmp_path):
     found = said(model("choice"), write_jsonl(tmp_path / "x.jsonl", inputs("choice")))
     for record in found:
         assert set(record["probabilities"]) == {"0", "1", "2"}
@@ -175,11 +175,13 @@ def test_choices(model, tmp_path):
     turned = [{**row, "choices": row["choices"][::-1]} for row in inputs("choice")]
     again = said(model("choice"), write_jsonl(tmp_path / "y.jsonl", turned))
     for one, two in zip(found, again, strict=True):
-        forth, back = one["probabilities"], two["probabilities"]
-        assert [back[str(2 - i)] for i in range(3)] == pytest.approx([forth[str(i)] for i in "012"])
+        first, second = one["probabilities"], two["probabilities"]
+        assert [second[str(2 - i)] for i in range(3)] == pytest.approx(
+            [first[str(i)] for i in "012"]
+        )
 
 
-def test_tags(model, tmp_path):
+def test_tag_records(model, tmp_path):
     folder = model("tag")
     found = said(folder, write_jsonl(tmp_path / "x.jsonl", inputs("tag")))
     assert [r["words"] for r in found] == [text.split() for text in TEXTS]
@@ -197,13 +199,13 @@ def test_tags(model, tmp_path):
         nearly(one, two)
 
 
-def test_sentences_of_as_many_words_are_still_a_sentence_per_line(model, tmp_path):
+def test_sentences_of_equal_length_are_not_columns(model, tmp_path):
     (tmp_path / "x.txt").write_text("the old farmer\nthe young baker\n")
     found = said(model("tag"), tmp_path / "x.txt")
     assert [r["words"] for r in found] == [["the", "old", "farmer"], ["the", "young", "baker"]]
 
 
-def test_questions(model, tmp_path):
+def test_question_records(model, tmp_path):
     source = write_jsonl(tmp_path / "x.jsonl", inputs("qa"))
     never = said(model("qa", null_threshold=-1e9), source)
     assert {r["answer"] for r in never} == {""}
@@ -220,7 +222,7 @@ def test_questions(model, tmp_path):
     assert all(r["answer"] for r in sure)
 
 
-def test_a_long_context_is_read_window_by_window(model, tmp_path):
+def test_long_context(model, tmp_path):
     context = " ".join([TEXTS[1]] * 8)
     source = write_jsonl(tmp_path / "x.jsonl", [{"question": "what", "context": context}])
     (found,) = said(model("qa", has_unanswerable=False, max_answer_length=3), source)
@@ -228,8 +230,8 @@ def test_a_long_context_is_read_window_by_window(model, tmp_path):
     assert np.isfinite(found["null"])
 
 
-def test_files_of_glue(model_folder, quick, console, tmp_path):
-    """A model of a task of GLUE has no columns of its own; its files are GLUE's."""
+def test_glue_files(model_folder, quick, console, tmp_path):
+    """A model for a GLUE task has no columns in its card and reads GLUE files."""
     data = tmp_path / "glue" / "RTE"
     data.mkdir(parents=True)
     head = "index\tsentence1\tsentence2"
@@ -249,10 +251,8 @@ def test_files_of_glue(model_folder, quick, console, tmp_path):
         said(str(tmp_path / "out"), tmp_path / "lines.txt")
 
 
-def test_full_stops_that_training_never_saw_are_not_shown_to_the_model(
-    model_folder, quick, console, tmp_path
-):
-    """Where MNLI's train file has lost them, predict takes them away as fine-tuning does."""
+def test_full_stops_are_removed_as_in_training(model_folder, quick, console, tmp_path):
+    """If the MNLI train file has no full stops, `predict` removes them too."""
     data = tmp_path / "MNLI"
     data.mkdir()
     head = "index\tsentence1\tsentence2\tgold_label"
@@ -269,9 +269,7 @@ def test_full_stops_that_training_never_saw_are_not_shown_to_the_model(
         nearly(one, two)
 
 
-def test_a_file_of_your_own_may_be_called_like_a_task_of_glue(
-    model_folder, quick, console, tmp_path
-):
+def test_own_file_named_like_a_glue_task(model_folder, quick, console, tmp_path):
     rows = [f"{text}\t{('no', 'yes')[i % 2]}" for i, text in enumerate(TEXTS * 4)]
     data = tmp_path / "rte.tsv"
     data.write_text("\n".join(["text\tlabel", *rows]) + "\n")
@@ -282,8 +280,8 @@ def test_a_file_of_your_own_may_be_called_like_a_task_of_glue(
     assert len(said(str(tmp_path / "out"), data)) == len(rows)
 
 
-def test_a_model_of_the_hub_comes_with_its_card(tuned, reviews, tmp_path, monkeypatch):
-    """What is asked for must be everything that is needed."""
+def test_model_from_the_hub(tuned, reviews, tmp_path, monkeypatch):
+    """The download includes all required files."""
     from fnmatch import fnmatch
 
     def download(name, allow_patterns):
@@ -298,7 +296,7 @@ def test_a_model_of_the_hub_comes_with_its_card(tuned, reviews, tmp_path, monkey
     assert said("someone/reviews", reviews / "dev.csv") == said(str(tuned), reviews / "dev.csv")
 
 
-def test_every_line_end_ends_a_text(tuned, tmp_path):
+def test_line_endings(tuned, tmp_path):
     (tmp_path / "x.txt").write_bytes(b"the old bread\rcargo\r\ndig\n")
     assert [r["id"] for r in said(str(tuned), tmp_path / "x.txt")] == ["1", "2", "3"]
 
@@ -315,7 +313,7 @@ def test_the_command(electra, tuned, tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"x.txt", "y.jsonl"}  # no temporary file
 
 
-def test_a_link_or_a_pipe_for_the_answers_stays_one(electra, tuned, tmp_path):
+def test_output_to_a_symlink_or_pipe(electra, tuned, tmp_path):
     (tmp_path / "x.txt").write_text("the old bread\n")
     (tmp_path / "there").mkdir()
     link, pipe = tmp_path / "link.jsonl", tmp_path / "pipe"
@@ -331,7 +329,7 @@ def test_a_link_or_a_pipe_for_the_answers_stays_one(electra, tuned, tmp_path):
     os.close(reader)
 
 
-def test_answers_that_nobody_reads_are_not_looked_for(unread, tuned, tmp_path):
+def test_closed_standard_output(unread, tuned, tmp_path):
     (tmp_path / "x.txt").write_text("the old bread\n")
     assert unread("predict", tuned, tmp_path / "x.txt") == 141
 
@@ -355,27 +353,27 @@ def test_bad_input_writes_nothing(name, content, message, refused, tuned, tmp_pa
     assert {p.name for p in tmp_path.iterdir()} == {name, "out.jsonl"}
 
 
-def test_other_mistakes(refused, tuned, model_folder, tmp_path):
+def test_wrong_paths(refused, tuned, model_folder, tmp_path):
     (tmp_path / "x.txt").write_text("the old bread\n")
     assert "no file" in refused("predict", tuned, tmp_path / "none.txt")
     assert "not a fine-tuned model" in refused("predict", model_folder, tmp_path / "x.txt")
     assert "There is no model at" in refused("predict", tmp_path / "none", tmp_path / "x.txt")
 
 
-def test_the_folder_of_the_output_is_made_or_asked_for(electra, tuned, tmp_path):
+def test_missing_output_folder(electra, tuned, tmp_path):
     (tmp_path / "x.txt").write_text("the old bread\n")
     out = tmp_path / "no" / "y.jsonl"
     code, _, err = electra("predict", tuned, tmp_path / "x.txt", "--out", out)
     assert (code == 0 and out.is_file()) or (code == 2 and str(out.parent) in err)
 
 
-def test_an_output_that_cannot_be_a_file(refused, tuned, tmp_path):
+def test_output_that_is_a_folder(refused, tuned, tmp_path):
     (tmp_path / "x.txt").write_text("the old bread\n")
     for out in (tmp_path, tmp_path / "x.txt" / "y.jsonl"):
         assert str(out.parent) in refused("predict", tuned, tmp_path / "x.txt", "--out", out)
 
 
-def test_the_input_is_not_replaced_by_the_answers(refused, tuned, tmp_path):
+def test_input_is_not_overwritten(refused, tuned, tmp_path):
     (tmp_path / "x.txt").write_text("the old bread\n")
     (tmp_path / "link.txt").symlink_to("x.txt")
     for out in (tmp_path / "x.txt", tmp_path / "link.txt"):
@@ -383,20 +381,20 @@ def test_the_input_is_not_replaced_by_the_answers(refused, tuned, tmp_path):
     assert (tmp_path / "x.txt").read_text() == "the old bread\n"
 
 
-def test_a_pair_is_not_found_in_lines(refused, model, tmp_path):
+def test_pairs_need_a_table(refused, model, tmp_path):
     (tmp_path / "x.txt").write_text("the old bread\n")
     for kind in ("pair", "choice"):
         assert "needs two texts" in refused("predict", model(kind), tmp_path / "x.txt")
 
 
-def test_the_card_of_these_tests_is_one_that_finetune_writes(tuned):
+def test_cards_of_these_tests_are_realistic(tuned):
     assert read_card(tuned / "model").columns == CARDS["classify"].columns
 
 
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
 )
-def test_precision_and_beam_reach_the_model(precision, dtype, model, tmp_path, monkeypatch):
+def test_precision_and_beam_size_are_used(precision, dtype, model, tmp_path, monkeypatch):
     seen = {}
 
     def spy(network, features, kind, **named):
@@ -411,7 +409,7 @@ def test_precision_and_beam_reach_the_model(precision, dtype, model, tmp_path, m
 
 
 @pytest.mark.parametrize("threshold", [-0.5, 0.0, 0.5])
-def test_no_answer_is_said_above_the_threshold(threshold):
+def test_null_threshold(threshold):
     card = replace(CARDS["qa"], null_threshold=threshold)
     for null in (-1.0, -0.25, 0.25, 1.0):
         record = make_kind(card).finalize(None, {"answer": "barn", "null": null})
@@ -420,7 +418,7 @@ def test_no_answer_is_said_above_the_threshold(threshold):
 
 @pytest.mark.parametrize("chunk", [20_000, 1])
 def test_truncated_texts_are_counted(chunk, electra, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(room, "CHUNK", chunk)
+    monkeypatch.setattr(predict_module, "CHUNK", chunk)
     (tmp_path / "x.txt").write_text("dig\n" + "old " * 63 + "\ndig\n" + "old " * 80 + "\n")
     code, out, err = electra("predict", model("classify"), tmp_path / "x.txt")
     assert code == 0
@@ -451,7 +449,7 @@ def test_a_model_with_nan_weights_is_refused(refused, model, tmp_path):
     assert "lower lr" in sentence
 
 
-def test_a_word_per_line_is_read_as_sentences(model, tmp_path):
+def test_one_word_per_line(model, tmp_path):
     (tmp_path / "x.txt").write_text("the\nold\nfarmer\n\nthe\nbaker\n")
     found = said(model("tag"), tmp_path / "x.txt")
     assert [r["words"] for r in found] == [["the", "old", "farmer"], ["the", "baker"]]

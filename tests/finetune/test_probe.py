@@ -12,7 +12,7 @@ from rich.console import Console
 
 from electra.api import load
 from electra.errors import UserError
-from electra.finetune import probe as room
+from electra.finetune import probe as probe_module
 from electra.finetune.probe import PhenomenonAccuracy, probe, score_rows
 from electra.hub.electric import mark_electric
 from electra.hub.folders import export, load_discriminator, load_generator
@@ -86,8 +86,8 @@ def slow(folder, network: str, text: str) -> float:
 
 @pytest.mark.parametrize("network", ["discriminator", "generator"])
 @pytest.mark.parametrize("tokens", [32768, 64])
-def test_scores_are_those_of_one_sentence_at_a_time(network, tokens, both, monkeypatch):
-    monkeypatch.setattr(room, "TOKENS", tokens)
+def test_scores_equal_those_of_single_sentences(network, tokens, both, monkeypatch):
+    monkeypatch.setattr(probe_module, "TOKENS", tokens)
     folder, texts = both / network, sentences(20)
     load = load_discriminator if network == "discriminator" else load_generator
     rows = [np.array(ids_of(folder, text)) for text in texts]
@@ -115,7 +115,7 @@ def test_accuracy_per_phenomenon(network, both):
         assert each.accuracy == pytest.approx(sum(right) / 10)
 
 
-def test_electric_is_asked_by_its_energies(both, tmp_path):
+def test_electric_uses_energies(both, tmp_path):
     """As `electra score` does: a sum of energies is no sum of verdicts."""
     folder = tmp_path / "discriminator"
     shutil.copytree(both / "discriminator", folder)
@@ -129,7 +129,7 @@ def test_electric_is_asked_by_its_energies(both, tmp_path):
     assert found != probe(str(both), examples, "discriminator", QUIET, device="cpu")
 
 
-def test_turned_round_the_accuracy_is_the_rest(both):
+def test_swapped_pairs_give_one_minus_accuracy(both):
     examples = pairs()
     turned = [
         Pair(phenomenon=p.phenomenon, paradigm=p.paradigm, good=p.bad, bad=p.good) for p in examples
@@ -142,7 +142,7 @@ def test_turned_round_the_accuracy_is_the_rest(both):
         assert one.accuracy + two.accuracy == pytest.approx(1)
 
 
-def test_equal_scores_count_half(both):
+def test_ties_count_half(both):
     same = [Pair(phenomenon="x", paradigm="x", good=t, bad=t) for t in sentences(6)]
     for network in ("discriminator", "generator"):
         (found,) = probe(str(both), same, network, QUIET, device="cpu")
@@ -151,7 +151,7 @@ def test_equal_scores_count_half(both):
         assert first.accuracy in (0.0, 1.0)
 
 
-def test_a_sentence_that_does_not_fit_is_refused(both):
+def test_too_long_sentence_is_refused(both):
     long = Pair(phenomenon="x", paradigm="x", good="dig", bad=" ".join(["dig"] * 39))
     with pytest.raises(UserError, match="longer than the 40 tokens"):
         probe(str(both), [long], "discriminator", QUIET, device="cpu")
@@ -201,7 +201,7 @@ def test_the_command(electra, both, blimp):
         assert row.replace("│", " ").split() == wanted
 
 
-def test_a_phenomenon_is_no_markup(electra, both, blimp):
+def test_phenomenon_is_not_markup(electra, both, blimp):
     file = blimp / "npi.jsonl"
     file.write_text(file.read_text().replace('"npi"', '"[/npi]"'))
     code, out, _ = electra("probe", both, "--data", blimp)
@@ -209,7 +209,7 @@ def test_a_phenomenon_is_no_markup(electra, both, blimp):
     assert "[/npi]" in out
 
 
-def test_mistakes(refused, both, blimp, tuned, tmp_path):
+def test_errors(refused, both, blimp, tuned, tmp_path):
     command = ("probe", both, "--data", blimp)
     assert "discriminator, generator or both" in refused(*command, "--network", "encoder")
     assert "There is no folder" in refused("probe", both, "--data", tmp_path / "none")
@@ -219,7 +219,7 @@ def test_mistakes(refused, both, blimp, tuned, tmp_path):
     assert "not the weights of a generator" in sentence
 
 
-def test_every_pair_counts_the_same_in_the_whole(electra, both, blimp, monkeypatch):
+def test_overall_accuracy_is_over_pairs(electra, both, blimp, monkeypatch):
     found = [
         PhenomenonAccuracy(phenomenon="a", accuracy=1.0, pairs=20),
         PhenomenonAccuracy(phenomenon="b", accuracy=0.4, pairs=10),

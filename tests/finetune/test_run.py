@@ -1,4 +1,4 @@
-"""`finetune`: a line per seed, nothing lost in a crash, nothing mixed up, the best model kept."""
+"""`finetune`: results per seed, crashes, resuming, and the best model."""
 
 import itertools
 import json
@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from electra.errors import UserError
-from electra.finetune import task_run as room
+from electra.finetune import task_run
 from electra.finetune.kinds import make_kind
 from electra.finetune.predict import predict
-from electra.finetune.results import add_result, digest, read_results, summary
+from electra.finetune.results import read_results, summary
 from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig
 from electra.finetune.task_model import load_task_model
@@ -26,10 +26,10 @@ from electra.hub.heads import TaskCard
 from electra.models.encoder import Encoder, EncoderConfig
 from electra.tasks.examples import Answer, Choice, Question, Sentence, Tagged, Task
 from electra.tasks.load import load_task
-from electra.tasks.question_answering import cut_windows
+from electra.tasks.question_answering import sliding_windows
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
 
-# One step: the results differ from seed to seed, and nobody waits for them.
+# One step: fast, and the seeds still differ.
 ONE_STEP = {"epochs": 0.1, "batch_size": 24, "warmup": 0.0}
 
 
@@ -47,15 +47,15 @@ def start(model_folder, reviews, quick, tmp_path, console):
 
 @pytest.fixture
 def fitted(monkeypatch):
-    """The seeds that are really trained, group by group."""
+    """The groups of seeds that are trained."""
     groups: list[list[int]] = []
-    attention_mask = room.fit
+    original = task_run.fit
 
     def watched(networks, features, kind, config, seeds, **more):
         groups.append(list(seeds))
-        return attention_mask(networks, features, kind, config, seeds, **more)
+        return original(networks, features, kind, config, seeds, **more)
 
-    monkeypatch.setattr(room, "fit", watched)
+    monkeypatch.setattr(task_run, "fit", watched)
     return groups
 
 
@@ -64,7 +64,7 @@ def read_jsonl(path: Path) -> list[dict]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file but the note of who is at work."""
+    """All files except `process`."""
     return {
         str(p.relative_to(folder)): p.read_bytes()
         for p in sorted(folder.rglob("*"))
@@ -72,7 +72,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_what_is_left(tuned, reviews):
+def test_output_folder(tuned, reviews):
     results = read_jsonl(tuned / "results.jsonl")
     assert [r["seed"] for r in results] == [0, 1]
     for result in results:
@@ -97,7 +97,7 @@ def test_what_is_left(tuned, reviews):
     assert {p.name for p in tuned.iterdir()} == {"results.jsonl", "predictions", "model", "process"}
 
 
-def test_seeds_that_are_done_are_not_trained_again(start, fitted, tmp_path, console):
+def test_finished_seeds_are_not_trained_again(start, fitted, tmp_path, console):
     start([0, 1])
     assert fitted == [[0], [1]]
     before = contents(tmp_path / "out")
@@ -113,13 +113,13 @@ def test_seeds_that_are_done_are_not_trained_again(start, fitted, tmp_path, cons
 
 
 @pytest.mark.parametrize(("parallel_seeds", "groups"), [(0, [[4], [0], [2]]), (2, [[4, 0], [2]])])
-def test_seeds_in_groups(start, fitted, parallel_seeds, groups):
+def test_seeds_are_trained_in_groups(start, fitted, parallel_seeds, groups):
     results = start([4, 0, 2], parallel_seeds=parallel_seeds, **ONE_STEP)
     assert fitted == groups
     assert [r["together"] for r in results] == [len(group) for group in groups for _ in group]
 
 
-def test_how_many_at_once_does_not_change_the_results(start, tmp_path):
+def test_parallel_seeds_does_not_change_the_results(start, tmp_path):
     start([0, 1, 2], "alone", epochs=0.5)
     start([0, 1, 2], "together", epochs=0.5, parallel_seeds=3)
     for seed in range(3):
@@ -129,36 +129,34 @@ def test_how_many_at_once_does_not_change_the_results(start, tmp_path):
             assert two["probabilities"] == pytest.approx(one["probabilities"], abs=1e-3)
 
 
-def test_seeds_that_train_together_share_the_time(start, monkeypatch):
-    monkeypatch.setattr(room.time, "monotonic", itertools.count().__next__)
+def test_parallel_seeds_share_the_time(start, monkeypatch):
+    monkeypatch.setattr(task_run.time, "monotonic", itertools.count().__next__)
     found = start([0, 1], parallel_seeds=2, **ONE_STEP)
     assert [r["training_seconds"] for r in found] == [0.5, 0.5]
-    assert [r["seconds"] for r in found] == [1.0, 1.5]  # a look at the clock is a second
+    assert [r["seconds"] for r in found] == [1.0, 1.5]  # each reading of the clock adds a second
 
 
-def test_results_of_other_hardware_settings_stand_side_by_side(start, fitted):
+def test_results_with_other_hardware_settings_may_be_mixed(start, fitted):
     start([0])
     start([0, 1], parallel_seeds=2, precision="fp32", **ONE_STEP)
     assert fitted == [[0], [1]]
 
 
 @pytest.mark.parametrize("place", ["fit", "add_result", "write_atomic", "save_tokenizer"])
-def test_a_crash_keeps_what_was_done_and_the_same_command_ends_it(
-    place, start, tmp_path, monkeypatch
-):
+def test_the_same_command_continues_after_a_crash(place, start, tmp_path, monkeypatch):
     # Each seed is better than the one before, so that each saves its model
-    monkeypatch.setattr(room.TaskRun, "score", fake_judgement({0: 0.3, 1: 0.4, 2: 0.5}))
+    monkeypatch.setattr(task_run.TaskRun, "score", fake_scores({0: 0.3, 1: 0.4, 2: 0.5}))
     straight = start([0, 1, 2], "straight")
-    attention_mask, calls = getattr(room, place), []
+    original, calls = getattr(task_run, place), []
 
     def breaks(*given, **more):
         calls.append(1)
         if len(calls) == 2:  # the second seed's
-            raise MemoryError("the power is gone")
-        return attention_mask(*given, **more)
+            raise MemoryError("crash")
+        return original(*given, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(room, place, breaks)
+        patch.setattr(task_run, place, breaks)
         with pytest.raises(MemoryError):
             start([0, 1, 2])
     out = tmp_path / "out"
@@ -173,15 +171,15 @@ def test_a_crash_keeps_what_was_done_and_the_same_command_ends_it(
     assert all(found[name] == data for name, data in wanted.items())
 
 
-def test_a_crash_between_the_first_model_and_its_line(start, tmp_path):
+def test_crash_after_the_model_and_before_its_result(start, tmp_path):
     start([0])
     (tmp_path / "out" / "results.jsonl").unlink()
     assert [r["seed"] for r in start([0])] == [0]
 
 
 @pytest.mark.parametrize("task", ["reviews", "kritiken-übel"])
-def test_a_torn_last_line_is_passed_over(task, start, tmp_path, fitted):
-    """Wherever the line breaks off, be it within a letter of two bytes."""
+def test_an_incomplete_last_line_is_ignored(task, start, tmp_path, fitted):
+    """Also if it ends within a UTF-8 character."""
     start([0])
     path = tmp_path / "out" / "results.jsonl"
     whole = path.read_bytes()
@@ -193,14 +191,6 @@ def test_a_torn_last_line_is_passed_over(task, start, tmp_path, fitted):
     assert fitted == [[0], [1]]
     assert path.read_bytes().startswith(whole)
     assert [r["seed"] for r in read_results(tmp_path / "out")] == [0, 1]
-
-
-def test_a_line_follows_a_torn_one(tmp_path):
-    add_result(tmp_path, {"seed": 0})
-    with (tmp_path / "results.jsonl").open("a") as file:
-        file.write('{"seed": 1, "sc')
-    add_result(tmp_path, {"seed": 2})
-    assert read_results(tmp_path) == [{"seed": 0}, {"seed": 2}]
 
 
 def changed_model(model_folder, folder: Path) -> Path:
@@ -234,11 +224,9 @@ def test_other_settings_models_and_data_are_refused(start, model_folder, reviews
 
 
 @pytest.mark.parametrize("parallel_seeds", [1, 2, 3])
-def test_the_model_is_the_one_of_the_best_seed(
-    parallel_seeds, start, monkeypatch, reviews, tmp_path
-):
-    """By what dev says, whatever the order: the middle one of three here."""
-    monkeypatch.setattr(room.TaskRun, "score", fake_judgement({7: 0.3, 8: 0.9, 9: 0.5}))
+def test_the_model_of_the_best_seed_is_kept(parallel_seeds, start, monkeypatch, reviews, tmp_path):
+    """The best seed on dev, here the second of three."""
+    monkeypatch.setattr(task_run.TaskRun, "score", fake_scores({7: 0.3, 8: 0.9, 9: 0.5}))
     start([7, 8, 9], parallel_seeds=parallel_seeds, **ONE_STEP)
     found = list(predict(str(tmp_path / "out"), reviews / "dev.csv", device="cpu"))
     for seed in (7, 8, 9):
@@ -250,9 +238,9 @@ def test_the_model_is_the_one_of_the_best_seed(
         assert near == (seed == 8)
 
 
-def test_a_better_seed_of_a_later_call_takes_its_place(start, monkeypatch, tmp_path):
+def test_a_better_seed_of_a_later_call_replaces_the_model(start, monkeypatch, tmp_path):
     scores = {0: 0.5, 1: 0.4, 2: 0.6}
-    monkeypatch.setattr(room.TaskRun, "score", fake_judgement(scores))
+    monkeypatch.setattr(task_run.TaskRun, "score", fake_scores(scores))
     weights = {}
     for seed in scores:
         start([seed])
@@ -260,10 +248,10 @@ def test_a_better_seed_of_a_later_call_takes_its_place(start, monkeypatch, tmp_p
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_a_seed_that_learned_is_kept_before_one_that_did_not(start, monkeypatch, tmp_path):
-    """With most of dev in one class, one answer for all may score higher."""
-    judged = fake_judgement({0: 0.9, 1: 0.5, 2: 0.95}, failed=(0, 2))
-    monkeypatch.setattr(room.TaskRun, "score", judged)
+def test_failed_seeds_rank_last(start, monkeypatch, tmp_path):
+    """If most of dev has one label, a constant prediction may score higher."""
+    score = fake_scores({0: 0.9, 1: 0.5, 2: 0.95}, failed=(0, 2))
+    monkeypatch.setattr(task_run.TaskRun, "score", score)
     weights = {}
     for seed in (0, 1, 2):
         start([seed])
@@ -271,26 +259,26 @@ def test_a_seed_that_learned_is_kept_before_one_that_did_not(start, monkeypatch,
     assert weights[0] != weights[1] == weights[2]
 
 
-def fake_judgement(scores, failed=()):
-    attention_mask = room.TaskRun.score
+def fake_scores(scores, failed=()):
+    original = task_run.TaskRun.score
 
-    def judged(self, seed, records, diverged):
-        return attention_mask(self, seed, records, diverged) | {
+    def score(self, seed, records, diverged):
+        return original(self, seed, records, diverged) | {
             "score": scores[seed],
             "failed": seed in failed,
         }
 
-    return judged
+    return score
 
 
-def test_the_models_predictions_give_the_score(tuned, reviews):
+def test_predictions_of_the_model_give_its_score(tuned, reviews):
     best = max(r["score"] for r in read_results(tuned))
     found = [r["label"] for r in predict(str(tuned), reviews / "dev.csv", device="cpu")]
     gold = [line.rpartition(",")[2] for line in (reviews / "dev.csv").read_text().splitlines()[1:]]
     assert np.mean([f == g for f, g in zip(found, gold, strict=True)]) == pytest.approx(best)
 
 
-def test_a_stuck_seed_is_flagged_and_counted(start, model_folder, tmp_path):
+def test_failed_seeds_are_marked_and_counted(start, model_folder, tmp_path):
     same = changed_model(model_folder, tmp_path / "same")
     results = start([0, 1], model=same, lr=1e-9, epochs=0.1)
     assert [r["failed"] for r in results] == [True, True]
@@ -319,7 +307,7 @@ def test_no_model_is_kept_if_every_seed_diverges(lr, start, fitted, tmp_path):
 @pytest.mark.parametrize("parallel_seeds", [1, 2])
 def test_a_diverged_seed_is_never_the_best(parallel_seeds, start, monkeypatch, tmp_path):
     """Its score may be higher by chance; the other seed's model is kept."""
-    build_model = room.TaskRun.build_model
+    build_model = task_run.TaskRun.build_model
 
     def broken(self, seed):
         model = build_model(self, seed)
@@ -328,16 +316,16 @@ def test_a_diverged_seed_is_never_the_best(parallel_seeds, start, monkeypatch, t
                 model.head.output.weight[0, 0] = float("nan")
         return model
 
-    monkeypatch.setattr(room.TaskRun, "build_model", broken)
-    monkeypatch.setattr(room.TaskRun, "score", fake_judgement({0: 0.9, 1: 0.1}, failed=(0, 1)))
+    monkeypatch.setattr(task_run.TaskRun, "build_model", broken)
+    monkeypatch.setattr(task_run.TaskRun, "score", fake_scores({0: 0.9, 1: 0.1}, failed=(0, 1)))
     results = start([0, 1], parallel_seeds=parallel_seeds, **ONE_STEP)
     assert [r["diverged"] for r in results] == [True, False]
     model, _ = load_task_model(tmp_path / "out" / "model")
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-def test_what_is_written_is_json_for_everybody(start, tmp_path):
-    """NaN and Infinity are no JSON, though Python reads them."""
+def test_files_are_strict_json(start, tmp_path):
+    """NaN and Infinity are not valid JSON, although Python reads them."""
     with pytest.raises(UserError, match="diverged"):
         start([0], lr=1e30, epochs=0.5)
     files = list((tmp_path / "out").rglob("*.jsonl"))
@@ -374,8 +362,8 @@ def qa(impossible: bool, number: int) -> Question:
     )
 
 
-def test_a_seed_that_never_answers_is_flagged():
-    """Half of the questions have no answer, so that 'no answer' is right half of the time."""
+def test_never_answering_is_a_failure():
+    """Half of the questions have no answer, so an empty prediction is right half of the time."""
     questions = [qa(number % 2 == 0, number) for number in range(6)]
     task = Task(name="squad2", kind="qa", metric="f1", splits={"dev": questions})
     card = TaskCard(name="squad2", kind="qa", has_unanswerable=True)
@@ -385,7 +373,7 @@ def test_a_seed_that_never_answers_is_flagged():
     assert make_kind(card).failed(task, records, metrics)
 
 
-def test_a_seed_that_only_lacks_the_threshold_is_not_flagged():
+def test_a_bad_threshold_alone_is_no_failure():
     questions = [qa(number % 2 == 0, number) for number in range(6)]
     task = Task(name="squad2", kind="qa", metric="f1", splits={"dev": questions})
     card = TaskCard(name="squad2", kind="qa", has_unanswerable=True)
@@ -398,8 +386,8 @@ def test_a_seed_that_only_lacks_the_threshold_is_not_flagged():
     assert not make_kind(card).failed(task, records, metrics)
 
 
-def test_questions_of_other_splits_may_have_the_same_ids():
-    """In tables of your own an id is the number of a line."""
+def test_splits_may_share_question_ids():
+    """In your own tables the id is a line number."""
     dev = [qa(number % 2 == 0, number) for number in range(6)]
     hidden = [replace(qa(False, number), answers=()) for number in range(6)]
     task = Task(name="qa", kind="qa", metric="f1", splits={"dev": dev, "test": hidden})
@@ -408,7 +396,7 @@ def test_questions_of_other_splits_may_have_the_same_ids():
     assert make_kind(card).failed(task, records, make_kind(card).score(task, dev, records))
 
 
-def test_a_seed_with_one_tag_for_all_words_is_flagged():
+def test_one_tag_for_all_words_is_a_failure():
     examples = [Tagged(id=str(i), words=("a", "b"), tags=("NOUN", "VERB")) for i in range(4)]
     task = Task(name="pos", kind="tag", labels=("NOUN", "VERB"), splits={"dev": examples})
     card = TaskCard(name="pos", kind="tag", labels=["NOUN", "VERB"])
@@ -420,7 +408,7 @@ def test_a_seed_with_one_tag_for_all_words_is_flagged():
     assert not make_kind(card).failed(task, records, make_kind(card).score(task, examples, records))
 
 
-def test_a_hidden_test_split_is_predicted_and_not_scored(start, reviews, tmp_path):
+def test_unlabelled_test_split_is_predicted_but_not_scored(start, reviews, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(reviews, data)
     (data / "test.csv").write_text("id,text\nx1,the old bread\nx2,cargo dig\nx3,farmer\n")
@@ -433,7 +421,7 @@ def test_a_hidden_test_split_is_predicted_and_not_scored(start, reviews, tmp_pat
     assert not [name for name in result if name.startswith("test")]
 
 
-def test_a_labelled_test_split_is_scored_beside_dev(start, reviews, tmp_path):
+def test_labelled_test_split_is_scored(start, reviews, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(reviews, data)
     shutil.copy(reviews / "dev.csv", data / "test.csv")
@@ -446,20 +434,20 @@ def test_a_labelled_test_split_is_scored_beside_dev(start, reviews, tmp_path):
     assert {"test_matthews", "test_f1"} <= result.keys()
 
 
-def test_the_card_has_every_setting_that_it_names():
+def test_card_takes_its_fields_from_the_settings():
     given = {"head": "transformers", "dropout": 0.3, "max_length": 99, "doc_stride": 7}
     given |= {"max_question_length": 9, "max_answer_length": 5, "beam_size": 3}
     task = Task(name="qa", kind="qa", splits={"train": [qa(True, 0)]})
-    card = room.make_card(task, FinetuneConfig(**given))
+    card = task_run.make_card(task, FinetuneConfig(**given))
     same = {f.name for f in fields(TaskCard)} & {f.name for f in fields(FinetuneConfig)}
     assert same == {*given, "pool"}
     assert {name: getattr(card, name) for name in given} == given
 
 
-def test_the_card_knows_whether_two_texts_are_read():
+def test_card_says_whether_examples_are_pairs():
     one = Sentence(id="0", text="a", pair=None, label=0)
     found = [
-        room.make_card(Task(name="x", kind=kind, splits={"train": [example]}), FinetuneConfig())
+        task_run.make_card(Task(name="x", kind=kind, splits={"train": [example]}), FinetuneConfig())
         for kind, example in (
             ("classify", one),
             ("classify", replace(one, pair="b")),
@@ -469,30 +457,30 @@ def test_the_card_knows_whether_two_texts_are_read():
     assert [card.pairs for card in found] == [False, True, True]
 
 
-def test_pairs_are_swapped_in_training_alone(tokenizer_folder):
+def test_pairs_are_swapped_only_in_training(tokenizer_folder):
     pairs = [Sentence(id=str(n), text="the old", pair="bread", label=n % 2) for n in range(4)]
     splits = {"train": pairs, "dev": pairs, "test": pairs}
     task = Task(name="mrpc", kind="classify", labels=("0", "1"), splits=splits, swap=True)
-    start = room.PretrainedEncoder(
+    start = task_run.PretrainedEncoder(
         folder=tokenizer_folder,
         encoder=Encoder(EncoderConfig(layers=1, hidden=16, embedding=16)),
         tokenizer=load_tokenizer(tokenizer_folder),
         vocab=load_vocabulary(tokenizer_folder),
     )
     config = FinetuneConfig(max_length=16, epochs=1)
-    run = room.TaskRun.prepare(start, task, config, torch.device("cpu"), {})
+    run = task_run.TaskRun.prepare(start, task, config, torch.device("cpu"), {})
     found = {split: len(rows.input_ids) for split, rows in run.features.items()}
     assert found == {"train": 8, "dev": 4, "test": 4}
 
 
-def test_the_card_says_how_long_questions_and_answers_are(tokenizer_folder):
+def test_card_limits_questions_and_answers(tokenizer_folder):
     kit = load_tokenizer(tokenizer_folder), load_vocabulary(tokenizer_folder)
     question = replace(qa(False, 0), question="old old old", context="the " * 20)
     sizes = {"max_length": 16, "max_question_length": 2, "max_answer_length": 3, "doc_stride": 2}
     card = TaskCard(name="qa", kind="qa", **sizes)
     features = make_kind(card).featurize([question], *kit)
     assert set(features.segment_start) == {4}  # [CLS] old old [SEP]
-    assert len(features.input_ids) == len(list(cut_windows(20, 16 - 4 - 1, 2)))
+    assert len(features.input_ids) == len(list(sliding_windows(20, 16 - 4 - 1, 2)))
     rows = len(features.input_ids)
     for extra, text in ((2, "the the the"), (3, "")):
         found = {"starts": np.full((rows, 1), 4), "ends": np.full((rows, 1, 1), 4 + extra)}
@@ -501,7 +489,7 @@ def test_the_card_says_how_long_questions_and_answers_are(tokenizer_folder):
         assert record["answer"] == text
 
 
-def test_what_can_be_scored():
+def test_is_labelled():
     kind = make_kind(TaskCard(name="x", kind="qa"))
     assert kind.is_labelled(qa(True, 0))
     assert kind.is_labelled(qa(False, 1))
@@ -510,7 +498,7 @@ def test_what_can_be_scored():
     assert not tags.is_labelled(Tagged(id="0", words=("a",)))
 
 
-def test_two_processes_in_one_folder(start, tmp_path):
+def test_a_folder_in_use_is_refused(start, tmp_path):
     out = tmp_path / "out"
     code = (
         "import sys, pathlib; from electra.run_dir import lock_run_dir\n"
@@ -526,7 +514,7 @@ def test_two_processes_in_one_folder(start, tmp_path):
     assert len(start([0])) == 1  # and when it has gone, the folder is free
 
 
-def test_values_that_are_all_the_same_leave_nothing_behind(model_folder, quick, tmp_path, console):
+def test_constant_regression_targets_are_refused(model_folder, quick, tmp_path, console):
     path = tmp_path / "same.csv"
     rows = [f"{word} dig,2.5" for word in ("old", "young", "tired", "proud", "clever", "quiet") * 4]
     path.write_text("\n".join(["text,score", *rows]) + "\n")
@@ -539,8 +527,8 @@ def test_values_that_are_all_the_same_leave_nothing_behind(model_folder, quick, 
 
 @pytest.mark.parametrize("head", ["paper", "transformers"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_questions_are_learned(head, precision, model_folder, quick, tmp_path, console):
-    """'where is bread': the word behind 'bread' is the answer; some contexts have none."""
+def test_question_answering_end_to_end(head, precision, model_folder, quick, tmp_path, console):
+    """The answer is the word after 'bread'; some contexts have none."""
     rng = random.Random(0)
     names = ("old", "young", "tired", "proud", "clever", "quiet")
     for split, count in (("train", 60), ("dev", 20)):
@@ -569,9 +557,7 @@ def test_questions_are_learned(head, precision, model_folder, quick, tmp_path, c
     assert card.null_threshold == best["best_f1_threshold"]
 
 
-def test_texts_that_are_too_long_are_counted_and_the_first_is_named(
-    model_folder, tmp_path, console
-):
+def test_truncated_examples_are_reported(model_folder, tmp_path, console):
     rows = [
         f"{'old ' * (30 if n == 3 else 4)}{w},{w}" for n in range(12) for w in ("bread", "cargo")
     ]
@@ -587,16 +573,3 @@ def test_texts_that_are_too_long_are_counted_and_the_first_is_named(
     assert (
         "train: 2 of 24 examples longer than 16 tokens were truncated; the first is '8'." in shown
     )
-
-
-def test_data_are_known_by_labels_splits_and_examples():
-    one, two = Sentence(id="1", text="a", label=0), Sentence(id="2", text="b", label=1)
-    task = Task(name="t", kind="classify", labels=("x", "y"), splits={"train": [one], "dev": [two]})
-    assert digest(replace(task, name="other", warnings=("said",))) == digest(task)
-    others = [
-        replace(task, labels=("y", "x")),
-        replace(task, splits={"train": [one], "test": [two]}),
-        replace(task, splits={"train": [one, two], "dev": []}),
-        replace(task, splits={"train": [one], "dev": [replace(two, label=0)]}),
-    ]
-    assert len({digest(each) for each in (task, *others)}) == 5

@@ -1,4 +1,4 @@
-"""Several seeds in one network: what each computes is what it computes alone."""
+"""Stacked seeds compute what the single networks compute."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ def logits(model: TaskModel, ids, segments, attention_mask) -> torch.Tensor:
     return model.head(model.encoder(ids, segments, attention_mask), attention_mask)
 
 
-def test_the_stack_computes_what_each_network_does():
+def test_stack_equals_the_single_networks():
     for kind, head in (("classify", "paper"), ("classify", "transformers"), ("tag", "paper")):
         networks = [network(seed, kind, head).eval() for seed in range(3)]
         whole = stack(networks, DropoutRng(range(3), CPU)).eval()
@@ -59,14 +59,14 @@ def test_the_stack_computes_what_each_network_does():
             torch.testing.assert_close(found[place], own, rtol=1e-4, atol=1e-5)
 
 
-def test_a_stack_of_one_is_the_network():
+def test_stack_of_one():
     one = network(7).eval()
     whole = stack([one], DropoutRng([7], CPU)).eval()
     batch = rows(4)
     torch.testing.assert_close(logits(whole, *batch), logits(one, *batch), rtol=1e-5, atol=1e-6)
 
 
-def test_unstack_gives_each_seed_back():
+def test_unstack():
     networks = [network(seed) for seed in range(3)]
     whole = stack(networks, DropoutRng(range(3), CPU))
     plain = network(99)
@@ -75,7 +75,7 @@ def test_unstack_gives_each_seed_back():
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in plain.state_dict().items())
 
 
-def test_the_optimizer_is_the_papers_for_each_seed():
+def test_stacked_adam_equals_paper_adam_per_seed():
     """Against `PaperAdam` with torch's own clipping, weight decay included."""
     networks = [network(seed).eval() for seed in range(3)]
     whole = stack(networks, DropoutRng(range(3), CPU)).eval()
@@ -104,7 +104,7 @@ def test_the_optimizer_is_the_papers_for_each_seed():
             torch.testing.assert_close(state[name][place], tensor, rtol=1e-3, atol=2e-4)
 
 
-def test_with_bias_correction_it_is_torchs_adamw():
+def test_stacked_adam_with_bias_correction_is_adamw():
     torch.manual_seed(0)
     parameter = nn.Parameter(torch.randn(2, 3, 4))
     single = nn.Parameter(parameter.detach()[1].clone())
@@ -118,7 +118,7 @@ def test_with_bias_correction_it_is_torchs_adamw():
     torch.testing.assert_close(parameter[1], single)
 
 
-def test_forget_is_as_before_the_first_step():
+def test_stacked_adam_forget():
     parameter = nn.Parameter(torch.ones(2, 3))
     optimizer = StackedAdam([[parameter]])
     for _ in range(2):
@@ -130,7 +130,7 @@ def test_forget_is_as_before_the_first_step():
     assert optimizer.means[0][0].abs().sum() == optimizer.squares[0][0].abs().sum() == 0
 
 
-def test_noise_depends_on_the_seed_and_not_on_its_company():
+def test_dropout_bytes_depend_only_on_the_seed():
     alone, together = DropoutRng([5], CPU), DropoutRng([3, 5, 8], CPU)
     for _ in range(3):  # step after step
         for noise in (alone, together):
@@ -146,8 +146,8 @@ def test_noise_depends_on_the_seed_and_not_on_its_company():
     assert not torch.equal(alone.bytes, before)  # the first draw again, not the fourth
 
 
-def test_bytes_stay_where_they_are_when_a_shorter_step_draws():
-    """The graphs of CUDA remember the place."""
+def test_dropout_bytes_keep_their_address():
+    """CUDA graphs keep the address."""
     noise = DropoutRng([0, 1], CPU)
     noise.draw(64)
     place = noise.bytes.data_ptr()
@@ -155,7 +155,7 @@ def test_bytes_stay_where_they_are_when_a_shorter_step_draws():
     assert noise.bytes.data_ptr() == place
 
 
-def test_dropout_drops_its_share_and_keeps_the_mean():
+def test_dropout_rate_and_mean():
     noise = DropoutRng([0, 1], CPU)
     noise.draw(200_000)
     drop = StackedDropout(0.1, noise).train()
@@ -168,7 +168,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean():
     assert torch.equal(drop.eval()(x), x)
 
 
-def test_the_highest_rates_of_dropout_leave_something():
+def test_dropout_rates_near_one():
     noise = DropoutRng([0], CPU)
     noise.draw(2000)
     found = StackedDropout(0.9999, noise).train()(torch.ones(1, 2000))
@@ -176,7 +176,7 @@ def test_the_highest_rates_of_dropout_leave_something():
     assert found.any()
 
 
-def test_every_place_keeps_its_rate_of_dropout():
+def test_dropout_rates_are_kept():
     encoder = Encoder(replace(CONFIG, dropout=0.25, attention_dropout=0.5))
     head = make("classify", dropout=0.125).build_head(encoder)
     whole = stack([TaskModel(encoder, head)], DropoutRng([0], CPU))
@@ -186,7 +186,7 @@ def test_every_place_keeps_its_rate_of_dropout():
     assert len(found) == 1 + 2 * 2 + 1  # embeddings, two in each layer, head
 
 
-def test_attention_with_dropout_has_the_mean_of_the_one_without():
+def test_attention_dropout_keeps_the_mean():
     networks = [network(0)]
     noise = DropoutRng([0], CPU)
     whole = stack(networks, noise)
@@ -227,8 +227,11 @@ class WithParameter(nn.Module):
         (nn.BatchNorm1d(32, affine=False), "this BatchNorm1d has a tensor of its own"),
         (nn.Embedding(4, 32), r"this Embedding has a tensor of its own, 'weight'"),
         (nn.AlphaDropout(0.1), "this AlphaDropout is another kind of dropout"),
-        (nn.Linear(32, 32, bias=False), "this Linear has no bias"),
-        (nn.LayerNorm(32, elementwise_affine=False), "this LayerNorm has no bias"),
+        (nn.Linear(32, 32, bias=False), "this Linear must have a weight and a bias"),
+        (
+            nn.LayerNorm(32, elementwise_affine=False),
+            "this LayerNorm must have a weight and a bias",
+        ),
     ],
 )
 def test_modules_without_a_stacked_form_are_refused(module, reason):
@@ -249,9 +252,12 @@ def test_a_changed_embedding_block_is_refused():
         stack(networks, DropoutRng(range(2), CPU))
 
 
-def test_a_parameter_of_the_network_itself_is_refused():
+@pytest.mark.parametrize(
+    "path", ["", "encoder", "encoder.embeddings", "encoder.layers.0.attention"]
+)
+def test_a_parameter_of_a_container_is_refused(path):
     one = network(0)
-    one.gain = nn.Parameter(torch.ones(1))
+    one.get_submodule(path).gain = nn.Parameter(torch.ones(1))
     with pytest.raises(UserError, match="has a tensor of its own, 'gain'"):
         stack([one], DropoutRng([0], CPU))
 

@@ -1,4 +1,4 @@
-"""Folders of fine-tuned models: transformers' own classes load them and compute the same."""
+"""Folders of fine-tuned models: the transformers classes load them and compute the same."""
 
 import json
 import shutil
@@ -105,7 +105,7 @@ def test_sequence_classification(kind, shape, inputs, tmp_path):
 @torch.no_grad()
 @pytest.mark.parametrize("head", ["paper", "transformers"])
 def test_token_classification(head, inputs, tmp_path):
-    """The paper's head for tags is the one of transformers."""
+    """One class loads both heads for tags."""
     ours, card = made("tag", head)
     save_task_model(ours, tmp_path, card, pad_id=0)
     theirs, (rows, given) = load(ElectraForTokenClassification, tmp_path), inputs
@@ -143,7 +143,7 @@ def test_multiple_choice(inputs, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["classify", "choice", "tag"])
-def test_transformers_goes_on_training_with_the_same_dropout(kind, tmp_path):
+def test_dropout_in_transformers(kind, tmp_path):
     model, card = made(kind, "transformers")
     card = TaskCard(name="x", kind=kind, labels=card.labels, head="transformers", dropout=0.25)
     save_task_model(model, tmp_path, card, pad_id=0)
@@ -160,7 +160,7 @@ def test_transformers_goes_on_training_with_the_same_dropout(kind, tmp_path):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("kind", "head"), ALL)
-def test_every_folder_gives_its_encoder_and_its_model_back(kind, head, inputs, tmp_path):
+def test_save_and_load(kind, head, inputs, tmp_path):
     ours, card = made(kind, head)
     save_task_model(ours, tmp_path, card, pad_id=0)
     rows, given = inputs
@@ -185,8 +185,8 @@ def test_every_folder_gives_its_encoder_and_its_model_back(kind, head, inputs, t
     assert torch.equal(again.head(hidden, allowed), ours.head(hidden, allowed))
 
 
-def test_one_more_table_row_than_tokens_is_not_exported(tmp_path):
-    """The table is padded to 128 rows; a folder has the 100 that are tokens."""
+def test_padded_vocabulary_rows_are_not_stored(tmp_path):
+    """The embedding is padded to 128 rows; the folder has the 100 of the vocabulary."""
     model, card = made("classify", "transformers")
     assert len(model.encoder.embeddings.token.weight) == 128
     save_task_model(model, tmp_path, card, pad_id=0)
@@ -194,7 +194,7 @@ def test_one_more_table_row_than_tokens_is_not_exported(tmp_path):
     assert len(table) == VOCAB
 
 
-def test_a_fine_tuned_folder_is_where_another_fine_tuning_starts(tuned):
+def test_fine_tune_a_fine_tuned_model(tuned):
     start = load_pretrained(str(tuned))  # the folder of results, with `model` in it
     assert start.folder == tuned / "model"
     trained, _ = load_task_model(tuned / "model")
@@ -208,7 +208,7 @@ def test_a_fine_tuned_folder_is_where_another_fine_tuning_starts(tuned):
     "damage",
     ["", "{", "[]", "null", '{"name": "x", "kind": "classify"}', b"\xff\xfe"],
 )
-def test_a_damaged_card_is_named(damage, tmp_path):
+def test_damaged_card(damage, tmp_path):
     model, card = made("classify", "paper")
     save_task_model(model, tmp_path, card, pad_id=0)
     content = damage if isinstance(damage, bytes) else damage.encode()
@@ -217,7 +217,7 @@ def test_a_damaged_card_is_named(damage, tmp_path):
         load_task_model(tmp_path)
 
 
-def test_a_card_from_before_full_stops_were_noted_is_still_read(tmp_path):
+def test_card_without_without_stops(tmp_path):
     model, card = made("classify", "paper")
     save_task_model(model, tmp_path, card, pad_id=0)
     values = json.loads((tmp_path / "task.json").read_text())
@@ -226,7 +226,7 @@ def test_a_card_from_before_full_stops_were_noted_is_still_read(tmp_path):
     assert load_task_model(tmp_path)[1] == card
 
 
-def test_a_card_with_old_names_is_still_read(tmp_path):
+def test_card_with_old_names(tmp_path):
     model, card = made("qa", "paper")
     sizes = {"max_length": 99, "doc_stride": 7, "max_question_length": 9, "beam_size": 3}
     card = replace(card, max_answer_length=5, null_threshold=-1.5, **sizes)
@@ -250,7 +250,7 @@ def test_a_card_of_an_unknown_kind_is_refused(tmp_path):
         load_task_model(tmp_path)
 
 
-def test_a_folder_without_a_card_is_no_fine_tuned_model(model_folder):
+def test_folder_without_a_card(model_folder):
     with pytest.raises(UserError, match=r"not a fine-tuned model: there is no task\.json"):
         load_task_model(model_folder)
 
@@ -273,7 +273,7 @@ def test_weights_that_do_not_fit_the_card_are_refused(tmp_path):
         load_task_model(tmp_path)
 
 
-def test_the_card_is_what_predict_needs(tuned, reviews):
+def test_card_of_a_fine_tuned_model(tuned, reviews):
     card = read_card(tuned / "model")
     assert (card.name, card.kind) == (reviews.name, "classify")
     assert card.labels == ["bread", "cargo"]
@@ -281,10 +281,10 @@ def test_the_card_is_what_predict_needs(tuned, reviews):
     assert (card.head, card.max_length) == ("paper", 64)
 
 
-def test_a_pipeline_of_transformers_says_what_we_said(
+def test_transformers_pipeline_gives_the_same_probabilities(
     model_folder, reviews, quick, tmp_path, console
 ):
-    """From the folder alone: tokenizer, names of the labels, weights."""
+    """Tokenizer, label names and weights come from the folder."""
     out, task = tmp_path / "out", load_task("classify", reviews)
     config = replace(quick, head="transformers", epochs=2)
     finetune(str(model_folder), task, out, [0], config, console)
@@ -302,7 +302,7 @@ def test_a_pipeline_of_transformers_says_what_we_said(
         assert {each["label"]: each["score"] for each in theirs} == pytest.approx(ours, abs=1e-4)
 
 
-def test_the_card_decides_what_of_a_text_the_head_sees(model_folder, tmp_path):
+def test_card_sets_pool_and_dropout(model_folder, tmp_path):
     card = TaskCard(name="mine", kind="classify", labels=["a", "b"], pool="max", dropout=0.3)
     model = new_task_model(card, load_encoder(model_folder))
     assert (model.head.pool, model.head.dropout.p) == ("max", 0.3)

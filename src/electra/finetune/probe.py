@@ -52,7 +52,7 @@ def probe(
     """The accuracy for each phenomenon; a tie counts half."""
     folder = resolve_model(model, network)
     tokenizer, vocab = load_tokenizer_and_vocab(folder)
-    device_used = choose_device(device)
+    torch_device = choose_device(device)
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     rows = [np.array([vocab.cls, *e.ids, vocab.sep], dtype=np.int64) for e in encoded]
@@ -69,7 +69,7 @@ def probe(
 
         energies = network == "discriminator" and is_electric(folder)
         scores = score_rows(
-            scorer.to(device_used).eval(), rows, vocab, device_used, progress, energies
+            scorer.to(torch_device).eval(), rows, vocab, torch_device, progress, energies
         )
     good, bad = scores[::2], scores[1::2]
     right = np.where(good == bad, 0.5, good > bad)
@@ -101,8 +101,8 @@ def score_rows(
     for _, index in eval_batches(work, TOKENS):
         length = int(lengths[index].max())
         ids = np.full((len(index), length), vocab.pad, dtype=np.int64)
-        for place, row in zip(ids, index, strict=True):
-            place[: lengths[row]] = rows[row]
+        for padded, row in zip(ids, index, strict=True):
+            padded[: lengths[row]] = rows[row]
         total = torch.from_numpy(lengths[index]).to(device)
         batch = torch.from_numpy(ids).to(device)
         with autocast(device, dtype):
@@ -118,9 +118,9 @@ def score_rows(
 
 def original_log_prob(network: Discriminator, ids: Tensor, total: Tensor, energies: bool) -> Tensor:
     """Log probability that no token was replaced, or minus the energies; [CLS], [SEP] excluded."""
-    place = torch.arange(ids.shape[1], device=ids.device)
-    logits = network(ids, torch.zeros_like(ids), place < total[:, None]).float()
-    inner = (place > 0) & (place < total[:, None] - 1)
+    position = torch.arange(ids.shape[1], device=ids.device)
+    logits = network(ids, torch.zeros_like(ids), position < total[:, None]).float()
+    inner = (position > 0) & (position < total[:, None] - 1)
     logs = -logits if energies else F.logsigmoid(-logits)
     return (logs * inner).sum(1)
 
@@ -130,17 +130,17 @@ def pseudo_log_likelihood(
 ) -> Tensor:
     """The log probabilities of each token, predicted from all others, summed."""
     rows, length = ids.shape
-    place = torch.arange(length, device=ids.device)
-    inner = (place > 0) & (place < total[:, None] - 1)
-    which, hidden = inner.nonzero(as_tuple=True)
+    position = torch.arange(length, device=ids.device)
+    inner = (position > 0) & (position < total[:, None] - 1)
+    row_of, position_of = inner.nonzero(as_tuple=True)
     sums = torch.zeros(rows, device=ids.device)
-    for begin in range(0, len(which), 512):  # bounds the memory of the logits
-        row, spot = which[begin : begin + 512], hidden[begin : begin + 512]
-        mscorer = ids[row].scatter(1, spot[:, None], vocab.mask)
-        attention_mask = place < total[row][:, None]
-        logits = network(mscorer, torch.zeros_like(mscorer), attention_mask, spot[:, None])[
+    for begin in range(0, len(row_of), 512):  # bounds the memory of the logits
+        row, masked_at = row_of[begin : begin + 512], position_of[begin : begin + 512]
+        masked = ids[row].scatter(1, masked_at[:, None], vocab.mask)
+        attention_mask = position < total[row][:, None]
+        logits = network(masked, torch.zeros_like(masked), attention_mask, masked_at[:, None])[
             :, 0
         ].float()
-        chosen = ids[row].gather(1, spot[:, None])
-        sums.index_add_(0, row, logits.log_softmax(-1).gather(1, chosen)[:, 0])
+        target = ids[row].gather(1, masked_at[:, None])
+        sums.index_add_(0, row, logits.log_softmax(-1).gather(1, target)[:, 0])
     return sums

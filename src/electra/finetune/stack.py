@@ -21,6 +21,13 @@ from electra.models.dropout import attend
 from electra.models.encoder import Attention, Embeddings
 
 M = TypeVar("M", bound=nn.Module)
+EMBEDDING_PARTS: dict[str, type[nn.Module]] = {
+    "token": nn.Embedding,
+    "position": nn.Embedding,
+    "segment": nn.Embedding,
+    "norm": nn.LayerNorm,
+    "dropout": nn.Dropout,
+}
 STACKABLE = (Embeddings, nn.Linear, nn.LayerNorm, nn.Dropout, Attention)
 """Modules with a stacked form; subclasses are refused, because they may compute something else."""
 
@@ -168,34 +175,24 @@ def stack(networks: Sequence[M], rng: DropoutRng) -> M:
 
 def _check_stackable(module: nn.Module, name: str) -> None:
     """Refuse modules that the seeds would share, or whose stacked form computes something else."""
+    stackable = type(module) in STACKABLE
+    if isinstance(module, STACKABLE) and not stackable:
+        raise _not_stackable(name, module, "is a subclass with a forward of its own")
+    if isinstance(module, nn.modules.dropout._DropoutNd) and not stackable:
+        raise _not_stackable(name, module, "is another kind of dropout")
+    tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    owned = {tensor for tensor, _ in tensors}
+    if type(module) in (nn.Linear, nn.LayerNorm):
+        if owned != {"weight", "bias"}:
+            raise _not_stackable(name, module, "must have a weight and a bias")
+    elif owned:
+        raise _not_stackable(name, module, f"has a tensor of its own, '{min(owned)}'")
     for child_name, child in module.named_children():
         path = f"{name}.{child_name}".lstrip(".")
-        if type(child) in STACKABLE:
-            if type(child) in (nn.Linear, nn.LayerNorm) and child.bias is None:
-                raise _not_stackable(path, child, "has no bias")
-            if type(child) is Embeddings:
-                _check_embeddings(path, child)
-        elif isinstance(child, STACKABLE):
-            raise _not_stackable(path, child, "is a subclass with a forward of its own")
-        elif isinstance(child, nn.modules.dropout._DropoutNd):
-            raise _not_stackable(path, child, "is another kind of dropout")
-        else:
+        if type(module) is Embeddings and type(child) is not EMBEDDING_PARTS.get(child_name):
+            raise _not_stackable(path, child, "is not part of the embedding block")
+        if type(child) is not nn.Embedding or type(module) is not Embeddings:
             _check_stackable(child, path)
-    owned = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-    if owned:
-        raise _not_stackable(name, module, f"has a tensor of its own, '{owned[0][0]}'")
-
-
-def _check_embeddings(path: str, block: Embeddings) -> None:
-    parts: dict[str, type] = {
-        "token": nn.Embedding,
-        "position": nn.Embedding,
-        "segment": nn.Embedding,
-    }
-    parts |= {"norm": nn.LayerNorm, "dropout": nn.Dropout}
-    for name, child in block.named_children():
-        if type(child) is not parts.get(name):
-            raise _not_stackable(f"{path}.{name}", child, "is not what the embedding block has")
 
 
 def _not_stackable(path: str, module: nn.Module, reason: str) -> UserError:
