@@ -137,15 +137,15 @@ cases = st.lists(
 @given(cases)
 def test_best_threshold_is_optimal(rows):
     scores = np.array([row[0] for row in rows])
-    odds = np.array([float(row[1]) for row in rows])
-    possible = np.array([row[2] for row in rows])
+    null_logits = np.array([float(row[1]) for row in rows])
+    answerable = np.array([row[2] for row in rows])
 
     def with_threshold(at):
-        return np.where(odds > at, ~possible, scores).mean()
+        return np.where(null_logits > at, ~answerable, scores).mean()
 
-    value, at = best_threshold(scores, odds, possible)
+    value, at = best_threshold(scores, null_logits, answerable)
     assert value == pytest.approx(with_threshold(at))
-    assert value == pytest.approx(max(with_threshold(t) for t in (-9.0, *odds)))
+    assert value == pytest.approx(max(with_threshold(t) for t in (-9.0, *null_logits)))
 
 
 @pytest.fixture(scope="module")
