@@ -13,7 +13,7 @@ from electra.models.electra import (
     resize_token_embeddings,
 )
 from electra.models.encoder import Encoder, EncoderConfig
-from electra.models.flops import row_flops, works_of
+from electra.models.flops import row_flops, workloads_of
 from electra.objectives.batch import unpack
 from electra.objectives.objective import VocabInfo
 from electra.objectives.rtd import ReplacedTokenDetection
@@ -183,5 +183,5 @@ def test_flops_agree_with_torch():
     with FlopCounterMode(display=False) as counter:
         objective(batch, masked, objective.totals(batch, masked)).loss.backward()
     slots = masked.positions.shape[1]
-    ours = 2 * row_flops(works_of("rtd", SMALL, GeneratorConfig(width=0.5), 128, slots), 128)
+    ours = 2 * row_flops(workloads_of("rtd", SMALL, GeneratorConfig(width=0.5), 128, slots), 128)
     assert counter.get_total_flops() == pytest.approx(ours, rel=0.02)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from electra.models.electra import GeneratorConfig, generator_sizes
 from electra.models.encoder import EncoderConfig
-from electra.models.flops import Work
+from electra.models.flops import Workload
 
 # Operations per element.
 DROPOUT = 4
@@ -61,24 +61,28 @@ def verdict_flops(sizes: EncoderConfig) -> int:
     return 2 * h * h + h * (1 + ACTIVATION) + 2 * h
 
 
-def paper_forward_flops(work: Work, length: int) -> int:
+def paper_forward_flops(work: Workload, length: int) -> int:
     """Forward operations of one row through a network, heads included."""
     sizes = work.sizes
     tower = projection_flops(sizes) + sizes.layers * layer_flops(sizes, length)
     per_token = work.towers * tower + lookup_flops(sizes, length)
-    heads = work.words * word_flops(sizes, work.towers) + work.verdicts * verdict_flops(sizes)
+    heads = work.mlm_positions * word_flops(
+        sizes, work.towers
+    ) + work.rtd_positions * verdict_flops(sizes)
     return length * per_token + heads
 
 
-def paper_row_flops(works: Iterable[Work], length: int) -> int:
+def paper_row_flops(works: Iterable[Workload], length: int) -> int:
     """Operations of one row in a step: a backward pass costs what the forward pass does."""
-    each = ((2 if w.trained else 1) * w.share * paper_forward_flops(w, length) for w in works)
+    each = (
+        (2 if w.trained else 1) * w.step_fraction * paper_forward_flops(w, length) for w in works
+    )
     return round(sum(each))
 
 
 def paper_inference_flops(sizes: EncoderConfig, length: int) -> int:
     """Operations of using a model on one row, with a head like the discriminator's."""
-    return paper_row_flops([Work(sizes=sizes, verdicts=length, trained=False)], length)
+    return paper_row_flops([Workload(sizes=sizes, rtd_positions=length, trained=False)], length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +95,7 @@ class Published:
     rows: float
     """Rows that it was trained on: steps x batch."""
     length: int = 512
-    works: tuple[Work, ...] = ()
+    works: tuple[Workload, ...] = ()
     """What its networks do; empty where its body is no transformer of the plain kind."""
     forward: float = 0
     """Then the forward FLOPs of a row, which the authors took from TensorFlow's counter."""
@@ -118,15 +122,15 @@ def _sizes(
 
 def _language_model(
     sizes: EncoderConfig, length: int = 512, predicted: float = PREDICTED
-) -> tuple[Work, ...]:
-    return (Work(sizes=sizes, words=int(predicted * length)),)
+) -> tuple[Workload, ...]:
+    return (Workload(sizes=sizes, mlm_positions=int(predicted * length)),)
 
 
-def _electra(sizes: EncoderConfig, width: float, length: int = 512) -> tuple[Work, ...]:
+def _electra(sizes: EncoderConfig, width: float, length: int = 512) -> tuple[Workload, ...]:
     small = generator_sizes(sizes, GeneratorConfig(width=width))
     # 15.625 % for all sizes, though ELECTRA-Large masks 25 %
-    generator = Work(sizes=small, words=int(PREDICTED * length))
-    return generator, Work(sizes=sizes, verdicts=length)
+    generator = Workload(sizes=small, mlm_positions=int(PREDICTED * length))
+    return generator, Workload(sizes=sizes, rtd_positions=length)
 
 
 SMALL, BASE, LARGE = _sizes(12, 256, 128), _sizes(12, 768), _sizes(24, 1024)
