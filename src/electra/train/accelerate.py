@@ -52,7 +52,8 @@ def use_fused_kernels_(objective: Objective, *, recompute: bool = False) -> None
             _become(module, "forward", partial(encode.encode, module, recompute=recompute))
         elif isinstance(module, Discriminator):
             _become(module, "forward", partial(encode.judge, module))
-    _become(objective, "run_mlm", partial(_guess, objective))
+    if _inherits(objective, Objective, "run_mlm"):
+        _become(objective, "run_mlm", partial(_guess, objective))
     usual = objective.document_start_id is None and objective.config.mask_sampling == "distinct"
     if usual and _inherits(objective, Objective, *BEGIN):
         _become(objective, "mask_batch", partial(_mask_batch, objective))
