@@ -122,7 +122,7 @@ def test_two_stages_agree_with_torch():
 
 
 @pytest.mark.parametrize("words", [19, 128])
-def test_words_agree_with_torch(words):
+def test_the_mlm_head_agrees_with_torch(words):
     """A network of the model's size that predicts some words, or all of them."""
     network = Generator(Encoder(TINY))
     ids, positions = torch.randint(5, 100, (2, 128)), torch.arange(words).repeat(2, 1)

@@ -24,10 +24,10 @@ def mean(values) -> float:
 def test_all_tokens_against_a_slow_reference(make, batch, ask):
     """D x [the word that is there] + (1 - D) x softmax, at every real position."""
     objective = make("all-tokens-mlm", model_weight=2.0, gate_weight=0.3)
-    masked, outcome, sums = ask(objective, batch)
+    masked, output, sums = ask(objective, batch)
     inputs = (masked.inputs, batch.segments, batch.attention_mask, masked.positions)
     theirs = losses_at(objective.generator(*inputs), masked)
-    hidden = objective.mlm.encoder(outcome.corrupted, batch.segments, batch.attention_mask)
+    hidden = objective.mlm.encoder(output.corrupted, batch.segments, batch.attention_mask)
     logits = objective.mlm.predict(hidden).detach().double()
     gates = objective.gate(hidden).squeeze(-1).detach().double().sigmoid()
     words, gate, right, flagged, caught = [], [], [], 0, 0
@@ -35,7 +35,7 @@ def test_all_tokens_against_a_slow_reference(make, batch, ask):
         (row, int(masked.positions[row, slot])) for row, slot in masked.is_masked.nonzero().tolist()
     }
     for row, place in batch.attention_mask.nonzero().tolist():
-        true, here = int(batch.ids[row, place]), int(outcome.corrupted[row, place])
+        true, here = int(batch.ids[row, place]), int(output.corrupted[row, place])
         d = gates[row, place]
         mixed = (1 - d) * logits[row, place].softmax(0)
         mixed[here] += d
@@ -47,24 +47,24 @@ def test_all_tokens_against_a_slow_reference(make, batch, ask):
         if (row, place) in is_masked:
             right.append(int(mixed.argmax()) == true)
     kept = 2.0 * mean(words) + 0.3 * mean(gate)
-    assert outcome.loss.item() == pytest.approx(mean(theirs) + kept, rel=1e-5)
-    figures = objective.compute_metrics(sums)
-    assert figures["loss"] == pytest.approx(outcome.loss.item(), rel=1e-5)
-    assert figures["model_loss"] == pytest.approx(mean(words), rel=1e-5)
-    assert figures["gate_loss"] == pytest.approx(mean(gate), rel=1e-5)
-    assert figures["model_accuracy"] == pytest.approx(mean(right))
+    assert output.loss.item() == pytest.approx(mean(theirs) + kept, rel=1e-5)
+    metrics = objective.compute_metrics(sums)
+    assert metrics["loss"] == pytest.approx(output.loss.item(), rel=1e-5)
+    assert metrics["model_loss"] == pytest.approx(mean(words), rel=1e-5)
+    assert metrics["gate_loss"] == pytest.approx(mean(gate), rel=1e-5)
+    assert metrics["model_accuracy"] == pytest.approx(mean(right))
     assert (sums["predicted_replaced"], sums["true_positives"]) == (flagged, caught)
-    assert torch.equal(outcome.logits > 0, gates < 0.5)  # a score is the logit of 'replaced'
+    assert torch.equal(output.logits > 0, gates < 0.5)  # a score is the logit of 'replaced'
 
 
-def test_the_gate_is_taught_by_the_mixture_and_by_its_own_loss(make, batch, reached):
+def test_the_mixture_and_the_gate_loss_train_the_gate(make, batch, reached):
     for weights in ({"gate_weight": 0.0}, {"model_weight": 0.0}):
         found = reached(make("all-tokens-mlm", generator_weight=0.0, **weights), batch)
         assert {"gate.weight", "gate.bias"} <= found
         assert ("mlm.dense.weight" in found) == ("gate_weight" in weights)
 
 
-def test_the_mixture_is_sound_where_numbers_are_extreme():
+def test_the_mixture_is_stable_at_extreme_logits():
     copy = torch.tensor([-200.0, 200.0, 200.0, -200.0], requires_grad=True)
     words = torch.tensor([-1e-6, -300.0, -300.0, -300.0])
     found = mixture(copy, words, torch.tensor([False, False, True, True]))

@@ -35,34 +35,32 @@ def test_uniform_samples_are_uniform(make, batch, repeat):
     objective = make("rtd", generator={"kind": "uniform"})
     big = repeat(batch, 300)
     masked = objective.mask(big)
-    guesses = objective.run_mlm(objective.generator, masked.inputs, big, masked, sample=True)
-    is_masked = torch.bincount(guesses.samples.flatten(), minlength=64)
+    mlm = objective.run_mlm(objective.generator, masked.inputs, big, masked, sample=True)
+    is_masked = torch.bincount(mlm.samples.flatten(), minlength=64)
     words = [i for i in range(60) if i not in (0, 2, 3, 4)]
     assert is_masked.sum() == is_masked[words].sum()
     assert chisquare(is_masked[words]).pvalue > 1e-4
-    assert guesses.loss.item() / int(masked.is_masked.sum()) == pytest.approx(
-        math.log(56), rel=1e-5
-    )
+    assert mlm.loss.item() / int(masked.is_masked.sum()) == pytest.approx(math.log(56), rel=1e-5)
 
 
-def test_a_word_that_was_never_counted_costs_much_but_not_everything(make, batch, ask):
+def test_a_token_that_was_never_counted_has_a_finite_loss(make, batch, ask):
     objective = make("rtd", generator={"kind": "unigram"})
     counts = torch.zeros(64, dtype=torch.float64)
     counts[7] = 1000
     objective.generator.set_counts(counts)
-    _, outcome, sums = ask(objective, batch)
-    assert outcome.loss.isfinite()
+    _, output, sums = ask(objective, batch)
+    assert output.loss.isfinite()
     assert objective.compute_metrics(sums)["mlm_loss"] > 5
 
 
-def test_slots_that_a_short_row_does_not_use_cost_nothing(make, ask):
+def test_unused_slots_have_no_loss(make, ask):
     """They hold whatever is left: a [CLS] has no probability, and 0 x infinity is no number."""
     ids = torch.tensor([[2, 9, 3, 0, 0, 0, 0, 0], [2, 5, 6, 7, 8, 9, 10, 3]])
     batch = Batch(ids, torch.zeros_like(ids), ids != 0, ids != 0, torch.arange(2))
     objective = make("rtd", generator={"kind": "uniform"}, mask_rate=0.5)
-    masked, outcome, sums = ask(objective, batch)
+    masked, output, sums = ask(objective, batch)
     assert not masked.is_masked[0].all()
-    assert outcome.loss.isfinite()
+    assert output.loss.isfinite()
     assert objective.compute_metrics(sums)["mlm_loss"] == pytest.approx(math.log(56), rel=1e-5)
 
 

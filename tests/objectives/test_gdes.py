@@ -12,7 +12,7 @@ from electra.models.electra import (
 from electra.models.encoder import EncoderConfig
 
 
-def test_gdes_begins_as_shared_tables_do(batch):
+def test_gdes_starts_like_shared_embeddings(batch):
     sizes = EncoderConfig(layers=2, hidden=32, embedding=16, vocab_size=60, dropout=0.0)
     for init in ("paper", "local"):
         model = EncoderConfig(**{n: getattr(sizes, n) for n in sizes.__slots__} | {"init": init})
@@ -23,7 +23,7 @@ def test_gdes_begins_as_shared_tables_do(batch):
         torch.testing.assert_close(mine, generator.encoder.embeddings(ids, segments))
 
 
-def test_gdes_lets_detection_move_the_difference_alone(make, batch, reached):
+def test_gdes_detection_trains_the_difference_only(make, batch, reached):
     """E_D = stop_gradient(E_G) + E_delta."""
     tables = ("token.weight", "position.weight", "segment.weight")
     theirs = {f"generator.encoder.embeddings.{t}" for t in tables}

@@ -23,17 +23,17 @@ def mean(values) -> float:
 
 def test_mlm_against_a_slow_reference(make, batch, ask):
     objective = make("mlm")
-    masked, outcome, sums = ask(objective, batch)
+    masked, output, sums = ask(objective, batch)
     logits = objective.mlm(masked.inputs, batch.segments, batch.attention_mask, masked.positions)
     expected = mean(losses_at(logits, masked))
-    assert outcome.loss.item() == pytest.approx(expected, rel=1e-5)
-    figures = objective.compute_metrics(sums)
-    assert figures["loss"] == figures["model_loss"] == pytest.approx(expected, rel=1e-5)
+    assert output.loss.item() == pytest.approx(expected, rel=1e-5)
+    metrics = objective.compute_metrics(sums)
+    assert metrics["loss"] == metrics["model_loss"] == pytest.approx(expected, rel=1e-5)
     right = (logits.argmax(-1) == masked.labels)[masked.is_masked].float().mean().item()
-    assert figures["model_accuracy"] == pytest.approx(right)
+    assert metrics["model_accuracy"] == pytest.approx(right)
 
 
-def test_mlm_is_one_big_network_and_all_of_it_learns(make, batch, reached):
+def test_mlm_trains_one_network_of_the_discriminators_size(make, batch, reached):
     objective = make("mlm")
     assert objective.mlm.encoder.config.hidden == 32
     assert reached(objective, batch) == {n for n, _ in objective.named_parameters()}

@@ -27,18 +27,18 @@ def mean(values) -> float:
 
 def test_replace_mlm_against_a_slow_reference(make, batch, ask):
     objective = make("replace-mlm", generator_weight=0.7, model_weight=3.0, absent=(MASK,))
-    masked, outcome, sums = ask(objective, batch)
+    masked, output, sums = ask(objective, batch)
     inputs = (batch.segments, batch.attention_mask, masked.positions)
     theirs = losses_at(objective.generator(masked.inputs, *inputs), masked)
-    assert not (outcome.corrupted == MASK).any()  # which the generator cannot sample here
-    mine = losses_at(objective.mlm(outcome.corrupted, *inputs), masked)
+    assert not (output.corrupted == MASK).any()  # which the generator cannot sample here
+    mine = losses_at(objective.mlm(output.corrupted, *inputs), masked)
     expected = 0.7 * mean(theirs) + 3.0 * mean(mine)
-    assert outcome.loss.item() == pytest.approx(expected, rel=1e-5)
-    figures = objective.compute_metrics(sums)
-    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
-    assert figures["model_loss"] == pytest.approx(mean(mine), rel=1e-5)
-    changed = outcome.corrupted != batch.ids
-    assert figures["replaced_rate"] == pytest.approx(
+    assert output.loss.item() == pytest.approx(expected, rel=1e-5)
+    metrics = objective.compute_metrics(sums)
+    assert metrics["loss"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["model_loss"] == pytest.approx(mean(mine), rel=1e-5)
+    changed = output.corrupted != batch.ids
+    assert metrics["replaced_rate"] == pytest.approx(
         (changed.sum() / batch.attention_mask.sum()).item()
     )
     is_masked = torch.zeros_like(batch.attention_mask)
@@ -48,7 +48,7 @@ def test_replace_mlm_against_a_slow_reference(make, batch, ask):
 
 
 @pytest.mark.parametrize("kind", ["replace-mlm", "all-tokens-mlm"])
-def test_neither_network_teaches_the_other(kind, make, batch, reached):
+def test_each_loss_trains_its_own_network(kind, make, batch, reached):
     found = reached(make(kind, generator_weight=0.0), batch)
     assert not {n for n in found if n.startswith("generator.")}
     objective = make(kind, model_weight=0.0, gate_weight=0.0)

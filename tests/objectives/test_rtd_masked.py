@@ -17,11 +17,11 @@ def chance(score: float) -> float:
 def test_masked_positions_alone_against_a_slow_reference(draw, make, batch, ask):
     """A position that was drawn twice is two predictions and one verdict."""
     objective = make("rtd-masked", mask_sampling=draw, mask_rate=0.3)
-    masked, outcome, sums = ask(objective, batch)
+    masked, output, sums = ask(objective, batch)
     logits = objective.generator(
         masked.inputs, batch.segments, batch.attention_mask, masked.positions
     )
-    scores = objective.discriminator(outcome.corrupted, batch.segments, batch.attention_mask)
+    scores = objective.discriminator(output.corrupted, batch.segments, batch.attention_mask)
     mlm, detection, labels, flags, loss_mask = [], [], [], [], set()
     for row in range(len(batch.ids)):
         for slot in range(masked.positions.shape[1]):
@@ -32,30 +32,30 @@ def test_masked_positions_alone_against_a_slow_reference(draw, make, batch, ask)
                 if (row, place) in loss_mask:
                     continue
                 loss_mask.add((row, place))
-                fake = bool(outcome.corrupted[row, place] != true)
+                fake = bool(output.corrupted[row, place] != true)
                 p = chance(scores[row, place].item())
                 detection.append(-math.log(p if fake else 1 - p))
                 labels.append(fake)
                 flags.append(p > 0.5)
     expected = sum(mlm) / len(mlm) + 50 * sum(detection) / len(detection)
-    assert outcome.loss.item() == pytest.approx(expected, rel=1e-5)
-    figures = objective.compute_metrics(sums)
-    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
-    assert figures["recall"] == pytest.approx(recall_score(labels, flags))
-    assert figures["precision"] == pytest.approx(precision_score(labels, flags, zero_division=0))
-    assert figures["replaced_rate"] == pytest.approx(sum(labels) / int(batch.attention_mask.sum()))
-    assert outcome.loss_mask.sum() == len(labels)
+    assert output.loss.item() == pytest.approx(expected, rel=1e-5)
+    metrics = objective.compute_metrics(sums)
+    assert metrics["loss"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["recall"] == pytest.approx(recall_score(labels, flags))
+    assert metrics["precision"] == pytest.approx(precision_score(labels, flags, zero_division=0))
+    assert metrics["replaced_rate"] == pytest.approx(sum(labels) / int(batch.attention_mask.sum()))
+    assert output.loss_mask.sum() == len(labels)
     assert (len(labels) < len(mlm)) == (draw == "repeated")
 
 
-def test_positions_that_were_not_masked_teach_nothing(make, batch, ask):
+def test_unmasked_positions_have_no_gradient(make, batch, ask):
     objective = make("rtd-masked", generator_weight=0.0)
     kept = []
     objective.discriminator.register_forward_hook(
         lambda _, __, scores: kept.append(scores) or scores.retain_grad()
     )
-    masked, outcome, _ = ask(objective, batch)
-    outcome.loss.backward()
+    masked, output, _ = ask(objective, batch)
+    output.loss.backward()
     is_masked = torch.zeros_like(batch.attention_mask)
     for row, (places, used) in enumerate(zip(masked.positions, masked.is_masked, strict=True)):
         is_masked[row, places[used]] = True

@@ -10,14 +10,14 @@ def chance(score: float) -> float:
     return 1 / (1 + math.exp(-score))
 
 
-def test_the_first_stage_teaches_the_generator_alone(make, batch, reached, ask):
+def test_the_first_stage_trains_the_generator_only(make, batch, reached, ask):
     objective = make("two-stage")
     assert not objective.update_progress(0.49)
     found = reached(objective, batch)
     own = {n for n, _ in objective.named_parameters() if n.startswith("generator.")}
     assert found == own
     assert all(p.grad is None for p in objective.discriminator.parameters())  # nor does it decay
-    masked, outcome, sums = ask(objective, batch)
+    masked, output, sums = ask(objective, batch)
     logits = objective.generator(
         masked.inputs, batch.segments, batch.attention_mask, masked.positions
     )
@@ -25,11 +25,11 @@ def test_the_first_stage_teaches_the_generator_alone(make, batch, reached, ask):
         -math.log(logits[r, s].detach().double().softmax(0)[masked.labels[r, s]])
         for r, s in masked.is_masked.nonzero().tolist()
     ]
-    assert outcome.loss.item() == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-    figures = objective.compute_metrics(sums)
-    assert figures["loss"] == figures["mlm_loss"] == pytest.approx(outcome.loss.item(), rel=1e-5)
-    assert not {"recall", "detection_loss", "replaced_rate"} & figures.keys()
-    assert outcome.logits is None
+    assert output.loss.item() == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    metrics = objective.compute_metrics(sums)
+    assert metrics["loss"] == metrics["mlm_loss"] == pytest.approx(output.loss.item(), rel=1e-5)
+    assert not {"recall", "detection_loss", "replaced_rate"} & metrics.keys()
+    assert output.logits is None
 
 
 def test_the_second_stage_starts_from_the_generator_and_freezes_it(make, batch, reached, ask):
@@ -43,24 +43,24 @@ def test_the_second_stage_starts_from_the_generator_and_freezes_it(make, batch, 
     found = reached(objective, batch)
     assert found == {n for n, _ in objective.named_parameters() if n.startswith("discriminator.")}
     assert all(p.grad is None for p in objective.generator.parameters())
-    _, outcome, sums = ask(objective, batch)
+    _, output, sums = ask(objective, batch)
     scores = objective.discriminator(
-        outcome.corrupted, batch.segments, batch.attention_mask
+        output.corrupted, batch.segments, batch.attention_mask
     ).detach()
     losses = [
         -math.log(chance(s if fake else -s))
         for s, fake in zip(
             scores[batch.attention_mask].tolist(),
-            outcome.replaced[batch.attention_mask].tolist(),
+            output.replaced[batch.attention_mask].tolist(),
             strict=True,
         )
     ]
     expected = 50 * sum(losses) / len(losses)
-    assert outcome.loss.item() == pytest.approx(expected, rel=1e-5)
+    assert output.loss.item() == pytest.approx(expected, rel=1e-5)
     assert objective.compute_metrics(sums)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_without_the_copied_start_nothing_is_copied_and_sizes_are_free(make):
+def test_without_init_from_generator_nothing_is_copied(make):
     objective = make("two-stage", generator={"width": 0.5}, init_from_generator=False)
     before = {n: w.clone() for n, w in objective.discriminator.state_dict().items()}
     assert objective.update_progress(0.7)
@@ -68,7 +68,7 @@ def test_without_the_copied_start_nothing_is_copied_and_sizes_are_free(make):
         assert torch.equal(weights, before[name]), name
 
 
-def test_each_stage_has_a_whole_schedule(make):
+def test_each_stage_has_its_own_schedule(make):
     objective = make("two-stage")
     found = [objective.stage_progress(p) for p in (0.0, 0.25, 0.4999, 0.5, 0.75, 1.0)]
     assert found == pytest.approx([0, 0.5, 0.9998, 0, 0.5, 1])
