@@ -45,7 +45,7 @@ def test_what_is_dropped_has_no_gradient():
     assert 0.2 < (found == 0).float().mean() < 0.4
 
 
-def test_in_evaluation_or_without_a_rate_nothing_is_drawn():
+def test_no_random_numbers_without_dropout():
     x, before = torch.randn(8, 8), torch.get_rng_state()
     assert drop(x, 0.5, training=False) is x
     assert drop(x, 0.0, training=True) is x

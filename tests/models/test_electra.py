@@ -13,7 +13,7 @@ from electra.models.electra import (
     resize_token_embeddings,
 )
 from electra.models.encoder import Encoder, EncoderConfig
-from electra.models.flops import row_flops, works_of
+from electra.models.flops import row_flops, workloads_of
 from electra.objectives.batch import unpack
 from electra.objectives.objective import VocabInfo
 from electra.objectives.rtd import ReplacedTokenDetection
@@ -48,7 +48,7 @@ def test_generator_width_is_rounded_not_cut():
     assert generator_sizes(config, GeneratorConfig(width=0.33333)).hidden == 256
 
 
-def test_a_small_share_of_a_small_network_is_one_of_each():
+def test_a_small_generator_has_at_least_one_layer_and_head():
     sizes = generator_sizes(replace(SMALL, heads=4), GeneratorConfig(width=0.1, depth=0.1))
     assert (sizes.layers, sizes.heads, sizes.hidden) == (1, 1, 6)
 
@@ -82,7 +82,7 @@ def test_what_is_shared():
         build_pair(SMALL, GeneratorConfig(width=0.5, tie="all"))
 
 
-def test_documents_with_numbers_do_not_see_each_other():
+def test_documents_do_not_attend_to_each_other():
     encoder = Encoder(EncoderConfig(layers=2, hidden=32, embedding=16, vocab_size=60)).eval()
     ids, segments = torch.randint(5, 60, (2, 12)), torch.zeros(2, 12, dtype=torch.long)
     numbers = torch.tensor([[1] * 5 + [2] * 4 + [9] * 3, [1] * 12])
@@ -106,14 +106,14 @@ def test_dropout_falls_on_the_embeddings_and_on_both_outputs_of_a_layer():
     torch.testing.assert_close(layer(x, None), layer.output_norm(layer.attention_norm(x)))
 
 
-def test_attention_drops_in_training_alone():
+def test_attention_dropout_is_off_in_evaluation():
     attention, x = Encoder(replace(SMALL, attention_dropout=0.5)).layers[0].attention, torch.eye(8)
     kept = attention.train()(*[x[None, None]] * 3, None)
     assert (kept == 0).any()
     assert (attention.eval()(*[x[None, None]] * 3, None) > 0).all()
 
 
-def test_the_output_matrix_is_the_token_table():
+def test_output_weights_are_the_token_embeddings():
     generator, _ = build_pair(SMALL, GeneratorConfig(width=0.5))
     hidden = torch.randn(1, 1, 32)
     before = generator.predict(hidden)
@@ -183,5 +183,5 @@ def test_flops_agree_with_torch():
     with FlopCounterMode(display=False) as counter:
         objective(batch, masked, objective.totals(batch, masked)).loss.backward()
     slots = masked.positions.shape[1]
-    ours = 2 * row_flops(works_of("rtd", SMALL, GeneratorConfig(width=0.5), 128, slots), 128)
+    ours = 2 * row_flops(workloads_of("rtd", SMALL, GeneratorConfig(width=0.5), 128, slots), 128)
     assert counter.get_total_flops() == pytest.approx(ours, rel=0.02)

@@ -20,7 +20,7 @@ def attention(encoder: Encoder, layer: int, ids: torch.Tensor) -> torch.Tensor:
     ("embedding", "hidden", "layers", "heads"), [(64, 64, 1, 2), (64, 128, 1, 2), (64, 64, 3, 1)]
 )
 @torch.no_grad()
-def test_heads_look_at_their_neighbours(embedding, hidden, layers, heads):
+def test_heads_attend_to_their_neighbours(embedding, hidden, layers, heads):
     torch.manual_seed(0)
     config = EncoderConfig(
         layers=layers,
@@ -41,7 +41,7 @@ def test_heads_look_at_their_neighbours(embedding, hidden, layers, heads):
 
 
 @torch.no_grad()
-def test_the_papers_start_is_almost_uniform():
+def test_attention_of_the_papers_initialisation_is_almost_uniform():
     torch.manual_seed(0)
     config = EncoderConfig(layers=1, hidden=64, heads=2, embedding=64, vocab_size=200)
     found = attention(Encoder(config).eval(), 0, torch.randint(5, 200, (32, 24)))

@@ -121,7 +121,7 @@ def test_tensorflows_names_of_the_norms(pair, inputs, tmp_path):
         assert torch.equal(load(tmp_path).encoder(*inputs), network.encoder(*inputs))
 
 
-def test_an_output_matrix_of_its_own_is_refused(pair, tmp_path):
+def test_untied_output_weights_are_refused(pair, tmp_path):
     generator, _ = pair
     export(generator, tmp_path, pad_id=0)
     weights = load_file(tmp_path / "model.safetensors")

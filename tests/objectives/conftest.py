@@ -60,11 +60,11 @@ def ask():
         torch.manual_seed(seed)
         batch = batch._replace(row_keys=row_keys(torch.tensor([seed, 0, 0]), len(batch.ids)))
         masked = objective.mask(batch)
-        outcome = objective(batch, masked, objective.totals(batch, masked))
+        output = objective(batch, masked, objective.totals(batch, masked))
         return (
             masked,
-            outcome,
-            dict(zip(objective.metric_names, outcome.metric_sums.tolist(), strict=True)),
+            output,
+            dict(zip(objective.metric_names, output.metric_sums.tolist(), strict=True)),
         )
 
     return asked

@@ -59,13 +59,13 @@ def exact_gradient(objective, batch, masked) -> dict[str, torch.Tensor]:
     scores = logits[0, 0] / c.temperature
     if c.disallow_correct:
         scores[7] = -math.inf
-    chances = scores.softmax(0)
+    probs = scores.softmax(0)
     expected = 0.0
     for word in WORDS:
         text = scatter_tokens(batch.ids, masked.positions, torch.tensor([[word]]), masked.is_masked)
         score = objective.discriminator(text, batch.segments, batch.attention_mask)[0, 2].item()
         wrong = -score if word != 7 else score  # R = -log of the chance of the right verdict
-        expected = expected + chances[word] * math.log1p(math.exp(wrong))
+        expected = expected + probs[word] * math.log1p(math.exp(wrong))
     objective.zero_grad()
     (-expected).backward()
     return {n: p.grad.clone() for n, p in objective.generator.named_parameters()}
@@ -98,13 +98,13 @@ def test_the_estimate_agrees_with_the_exact_gradient(settings, five_words):
     assert power > 30  # a gradient that is clearly not zero was met
 
 
-def test_the_baseline_makes_the_estimate_steadier(five_words):
+def test_the_baseline_reduces_the_variance(five_words):
     objective, batch, masked = five_words()
     many = Batch(*(t.expand(2000, -1) for t in batch[:4]), fresh_keys(2000))
     is_masked = Masked(*(t.expand(2000, -1) for t in masked))
 
-    outcome = objective(many, is_masked, objective.totals(many, is_masked))
-    reward = outcome.metric_sums[objective.metric_names.index("reward")].item() / 2000
+    output = objective(many, is_masked, objective.totals(many, is_masked))
+    reward = output.metric_sums[objective.metric_names.index("reward")].item() / 2000
     inputs = (masked.inputs, batch.segments, batch.attention_mask, masked.positions)
     state = objective.generator.states(*inputs)[0, 0].detach()
 
@@ -129,16 +129,16 @@ def test_the_loss_against_a_slow_reference(make, batch, ask):
     objective = make("adversarial", generator_weight=0.7, discriminator_weight=11.0)
     with torch.no_grad():
         objective.baseline.weight.normal_()
-    masked, outcome, sums = ask(objective, batch)
+    masked, output, sums = ask(objective, batch)
     states = objective.generator.states(
         masked.inputs, batch.segments, batch.attention_mask, masked.positions
     ).detach()
     logits = objective.generator.predict(states).detach().double()
-    scores = objective.discriminator(outcome.corrupted, batch.segments, batch.attention_mask)
+    scores = objective.discriminator(output.corrupted, batch.segments, batch.attention_mask)
     detection = []
     for row, place in batch.attention_mask.nonzero().tolist():
         score = scores[row, place].item()
-        wrong = -score if outcome.replaced[row, place] else score
+        wrong = -score if output.replaced[row, place] else score
         detection.append(math.log1p(math.exp(wrong)))
     where = {tuple(p): i for i, p in enumerate(batch.attention_mask.nonzero().tolist())}
     gained, missed, rewards = [], [], []
@@ -147,7 +147,7 @@ def test_the_loss_against_a_slow_reference(make, batch, ask):
         reward = detection[where[row, place]]
         logit = (objective.baseline.weight[0] @ states[row, slot]).item()
         sigmoid = 1 / (1 + math.exp(-logit))
-        sample = outcome.corrupted[row, place]
+        sample = output.corrupted[row, place]
         chance = math.log(logits[row, slot].softmax(0)[sample])
         gained.append(chance * (reward - -math.log(sigmoid)))
         target = math.exp(-reward)
@@ -156,20 +156,20 @@ def test_the_loss_against_a_slow_reference(make, batch, ask):
     n = len(rewards)
     detected = 11 * sum(detection) / len(detection)
     expected = 0.7 * (sum(missed) - sum(gained)) / n + detected
-    assert outcome.loss.item() == pytest.approx(expected, rel=1e-4)
-    figures = objective.compute_metrics(sums)
-    assert figures["loss"] == pytest.approx(detected, rel=1e-5)
-    assert figures["reward"] == pytest.approx(sum(rewards) / n, rel=1e-5)
-    assert figures["baseline_loss"] == pytest.approx(sum(missed) / n, rel=1e-5)
+    assert output.loss.item() == pytest.approx(expected, rel=1e-4)
+    metrics = objective.compute_metrics(sums)
+    assert metrics["loss"] == pytest.approx(detected, rel=1e-5)
+    assert metrics["reward"] == pytest.approx(sum(rewards) / n, rel=1e-5)
+    assert metrics["baseline_loss"] == pytest.approx(sum(missed) / n, rel=1e-5)
 
 
-def test_who_is_taught(make, batch, reached):
+def test_which_parameters_are_trained(make, batch, reached):
     objective = make("adversarial", generator={"tie": "none"}, discriminator_weight=0.0)
     own = {n for n, _ in objective.named_parameters() if n.startswith("generator.")}
     assert reached(objective, batch) == own | {"baseline.weight"}
 
 
-def test_the_baseline_does_not_teach_the_generator(make, batch, reached, monkeypatch):
+def test_the_baseline_does_not_train_the_generator(make, batch, reached, monkeypatch):
     """With the samples' chances taken out, its own loss is all that the generator's part has."""
     objective = make("adversarial", generator={"tie": "none"}, discriminator_weight=0.0)
     monkeypatch.setattr(objective, "log_prob", lambda logits, *_: logits[..., 0].detach())
@@ -189,9 +189,9 @@ def test_the_generator_learns_to_mislead(five_words):
     rewards = []
     for _ in range(150):
         many = many._replace(row_keys=fresh_keys(64))
-        outcome = objective(many, is_masked, objective.totals(many, is_masked))
+        output = objective(many, is_masked, objective.totals(many, is_masked))
         optimizer.zero_grad()
-        outcome.loss.backward()
+        output.loss.backward()
         optimizer.step()
-        rewards.append(outcome.metric_sums[place].item() / 64)
+        rewards.append(output.metric_sums[place].item() / 64)
     assert sum(rewards[-20:]) > 1.2 * sum(rewards[:20])

@@ -89,7 +89,7 @@ def test_masking(batch, length, seed, rate, rounding, draw):
     assert torch.equal(m.labels, ids.gather(1, m.positions))
 
 
-def test_slots_are_those_of_the_original():
+def test_slots_are_those_of_the_released_code():
     assert [max_masked(n, r, "round") for n, r in ((128, 0.15), (512, 0.15), (512, 0.25))] == [
         19,
         79,
@@ -100,7 +100,7 @@ def test_slots_are_those_of_the_original():
 
 
 @pytest.mark.parametrize("rounding", ["round", "ceil"])
-def test_a_rate_that_a_graph_reads_gives_the_same_counts(rounding):
+def test_a_mask_rate_in_a_tensor_gives_the_same_counts(rounding):
     """Each length and many rates, those at which a count changes among them."""
     for length in (5, 20, 32, 100, 128, 512):
         attention_mask = torch.arange(length) < torch.arange(1, length + 1)[:, None]
@@ -113,7 +113,7 @@ def test_a_rate_that_a_graph_reads_gives_the_same_counts(rounding):
                 ), (length, rate)
 
 
-def test_a_rate_that_a_graph_reads_gives_the_same_masks():
+def test_a_mask_rate_in_a_tensor_gives_the_same_masks():
     ids, attention_mask = rows(6, 64, 0)
     for rate in (0.05, 0.15, 0.3):
         found = []
@@ -139,7 +139,7 @@ def test_a_rate_below_the_highest_masks_as_many_as_it_would_alone():
         assert alone == below, length
 
 
-def test_85_percent_are_shown_as_mask():
+def test_85_percent_of_masked_positions_show_the_mask_token():
     torch.manual_seed(0)
     ids = torch.randint(5, 50, (2000, 128))
     attention_mask = torch.ones_like(ids, dtype=torch.bool)
@@ -169,7 +169,7 @@ def test_with_replacement_masks_fewer_tokens():
     assert distinct == pytest.approx(17.7, abs=0.15)  # 13.8 % of 128, the released code's rate
 
 
-def test_a_row_without_candidates_is_left_alone():
+def test_a_row_without_candidates_is_not_masked():
     ids = torch.tensor([[CLS, SEP, PAD, PAD], [CLS, 9, 9, SEP]])
     for draw in ("distinct", "repeated"):
         m = mask_tokens(ids, ids != PAD, MASKABLE, MASK, keys(len(ids)), rate=0.5, sampling=draw)
@@ -177,14 +177,14 @@ def test_a_row_without_candidates_is_left_alone():
         assert torch.equal(m.inputs[0], ids[0])
 
 
-def test_unknown_words_are_maskable_as_in_the_original():
+def test_unknown_tokens_are_maskable_as_in_the_released_code():
     ids = torch.full((4, 16), UNK)
     m = mask_tokens(ids, torch.ones_like(ids).bool(), MASKABLE, MASK, keys(len(ids)), rate=0.25)
     assert m.is_masked.all()
 
 
 @pytest.mark.parametrize("words", [96, 1536, 1501])
-def test_samples_of_many_words_follow_the_softmax(words):
+def test_samples_of_a_large_vocabulary_follow_the_softmax(words):
     """A few words to a group, many, and one; some words have no chance."""
     torch.manual_seed(0)
     logits = 3 * torch.randn(words)
@@ -216,7 +216,7 @@ def test_samples_follow_the_softmax(temperature):
     assert chisquare(found, expected.double() / expected.double().sum() * draws).pvalue > 1e-4
 
 
-def test_samples_of_half_precision_logits_are_drawn_in_fp32():
+def test_half_precision_logits_are_sampled_in_fp32():
     """Noise in bf16 has so few values that rare tokens would be drawn far too often or never."""
     torch.manual_seed(0)
     logits = torch.zeros(20_000, 1000)
@@ -226,7 +226,7 @@ def test_samples_of_half_precision_logits_are_drawn_in_fp32():
     assert len(found.unique()) > 700
 
 
-def test_the_true_token_can_be_excluded():
+def test_the_original_token_can_be_excluded():
     logits = torch.zeros(5000, 4)
     logits[:, 2] = 20
     true = torch.full((5000,), 2)
@@ -250,7 +250,7 @@ def test_the_largest_and_the_smallest_random_number_hit_a_weight():
         assert (weights.gather(1, found[:, None]) > 0).all()
 
 
-def test_only_what_has_weight_is_drawn_where_sums_do_not_ascend(monkeypatch):
+def test_only_entries_with_weight_are_sampled_if_the_cdf_is_not_monotonic(monkeypatch):
     """As on a GPU, where a sum may be below the one before it by a rounding."""
     weights = torch.tensor([0.5, 0.0, 0.5, 0.0, 0.0])
     little = 2**-20
@@ -261,7 +261,7 @@ def test_only_what_has_weight_is_drawn_where_sums_do_not_ascend(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_only_what_has_weight_is_drawn_on_a_gpu():
+def test_only_entries_with_weight_are_sampled_on_a_gpu():
     torch.manual_seed(0)
     weights = (3 * torch.randn(20_000, 128, device="cuda")).exp()
     weights[:, 100:], weights[:, 40:50] = 0, 0
@@ -270,7 +270,7 @@ def test_only_what_has_weight_is_drawn_on_a_gpu():
         assert (weights.gather(1, found[:, None]) > 0).all()
 
 
-def test_put_takes_the_larger_of_two():
+def test_scatter_tokens_takes_the_larger_id():
     ids = torch.tensor([[1, 2, 3]])
     positions = torch.tensor([[1, 1, 0]])
     tokens = torch.tensor([[7, 9, 5]])

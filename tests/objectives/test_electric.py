@@ -11,7 +11,7 @@ from electra.objectives.electric import prior_logit
 from electra.train.pretrain import start
 
 
-def test_the_towers_look_at_everything_but_the_word_itself(make, batch):
+def test_the_towers_see_all_tokens_but_the_predicted_one(make, batch):
     towers = make("electric").generator
     ids, segments, attention_mask = (t[:1] for t in batch[:3])  # a full row
     before = towers(ids, segments, attention_mask)[..., :60]
@@ -39,10 +39,10 @@ def test_the_loss_against_the_formula(make, batch, ask):
     objective = make("electric", generator_weight=0.6, discriminator_weight=7.0, temperature=1.5)
     with torch.no_grad():
         objective.discriminator.score.weight *= 20  # energies that differ
-    masked, outcome, sums = ask(objective, batch)
+    masked, output, sums = ask(objective, batch)
     logits = objective.generator(*batch[:3]).detach().double()
     energies = objective.discriminator(
-        outcome.corrupted, batch.segments, batch.attention_mask
+        output.corrupted, batch.segments, batch.attention_mask
     ).double()
     cloze, nce = [], []
     for row in range(len(batch.ids)):
@@ -52,44 +52,44 @@ def test_the_loss_against_the_formula(make, batch, ask):
         noise = {int(p) for p in masked.positions[row][masked.is_masked[row]]}
         n, k = len(places), len(noise)
         for place in places:
-            true, here = int(batch.ids[row, place]), int(outcome.corrupted[row, place])
+            true, here = int(batch.ids[row, place]), int(output.corrupted[row, place])
             cloze.append(-math.log(logits[row, place].softmax(0)[true]))
             q = (logits[row, place] / 1.5).softmax(0)[here].item()
             p = math.exp(-energies[row, place].item())
             is_noise = k * q / ((n - k) * p + k * q)
             nce.append(-math.log(is_noise if place in noise else 1 - is_noise))
             expected = math.log(is_noise / (1 - is_noise))
-            assert outcome.logits[row, place].item() == pytest.approx(expected, abs=1e-3)
-            assert bool(outcome.replaced[row, place]) == (place in noise)  # also a true sample
+            assert output.logits[row, place].item() == pytest.approx(expected, abs=1e-3)
+            assert bool(output.replaced[row, place]) == (place in noise)  # also a true sample
     expected = 0.6 * sum(cloze) / len(cloze) + 7 * sum(nce) / len(nce)
-    assert outcome.loss.item() == pytest.approx(expected, rel=1e-5)
-    figures = objective.compute_metrics(sums)
-    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
-    assert figures["detection_loss"] == pytest.approx(sum(nce) / len(nce), rel=1e-5)
-    assert outcome.loss_mask.sum() == len(nce)
-    assert not {"recall", "precision"} & figures.keys()  # a perfect model flags nothing
+    assert output.loss.item() == pytest.approx(expected, rel=1e-5)
+    metrics = objective.compute_metrics(sums)
+    assert metrics["loss"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["detection_loss"] == pytest.approx(sum(nce) / len(nce), rel=1e-5)
+    assert output.loss_mask.sum() == len(nce)
+    assert not {"recall", "precision"} & metrics.keys()  # a perfect model flags nothing
 
 
-def test_noise_that_is_the_true_token_is_noise(make, batch, ask):
+def test_noise_equal_to_the_original_is_noise(make, batch, ask):
     objective = make("electric")
     with torch.no_grad():
         objective.generator.bias[9] = 1e3  # always this token
-    masked, outcome, sums = ask(
+    masked, output, sums = ask(
         objective, batch._replace(ids=torch.where(batch.ids > 4, 9, batch.ids))
     )
-    assert torch.equal(outcome.replaced.sum(1), masked.is_masked.sum(1))
-    assert (outcome.replaced.sum(1) > 0).all()
-    right = torch.where(outcome.replaced, outcome.logits, -outcome.logits).sigmoid()
-    assert sums["detection_loss"] == pytest.approx(-right.log()[outcome.loss_mask].sum().item())
+    assert torch.equal(output.replaced.sum(1), masked.is_masked.sum(1))
+    assert (output.replaced.sum(1) > 0).all()
+    right = torch.where(output.replaced, output.logits, -output.logits).sigmoid()
+    assert sums["detection_loss"] == pytest.approx(-right.log()[output.loss_mask].sum().item())
 
 
-def test_the_odds_before_anything_is_read():
+def test_the_prior_logit():
     noise = torch.tensor([[True, True, False, False, False], [True, False, False, False, False]])
     words = torch.tensor([[True, True, True, True, True], [True, False, False, False, False]])
     assert prior_logit(noise, words).flatten().tolist() == pytest.approx([math.log(2 / 3), 0.0])
 
 
-def test_the_right_energies_are_where_the_loss_is_least():
+def test_the_loss_is_least_at_the_true_energies():
     """Data from p, noise from q, k of n: the gradient is zero at E = -log p, and only there."""
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.2, 0.6])
     n, k = 20, 3
@@ -105,7 +105,7 @@ def test_the_right_energies_are_where_the_loss_is_least():
     assert gradient(-p.log() + 0.1).abs().min() > 1e-3  # normalised without being told
 
 
-def test_who_is_taught(make, batch, reached):
+def test_which_parameters_are_trained(make, batch, reached):
     found = reached(make("electric", generator_weight=0.0), batch)
     assert not {n for n in found if n.startswith("generator.")}
     objective = make("electric", discriminator_weight=0.0)
@@ -118,7 +118,7 @@ def test_who_is_taught(make, batch, reached):
 
 
 @pytest.mark.parametrize("share", ["embeddings", "none", "gdes"])
-def test_the_towers_read_one_table(share, make, batch, ask):
+def test_the_towers_share_their_embeddings(share, make, batch, ask):
     objective = make("electric", generator={"tie": share})
     towers = objective.generator
     assert towers.forwards.embeddings is towers.backwards.embeddings

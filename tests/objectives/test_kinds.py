@@ -31,40 +31,43 @@ from electra.recipes import recipe
             "objective.kind=two-stage generator.tie=none generator.width=1 generator.depth=0.5",
             "same size",
         ),
-        ("objective.init_from_generator=false", "use it with objective.kind=two-stage"),
+        ("objective.init_from_generator=false", "is a setting of objective.kind=two-stage"),
         ("objective.random_token_prob=0.1", "objective.kind=mlm"),
         (
             "objective.kind=mlm objective.random_token_prob=0.2",
-            "the sum of these last two",
+            "the sum of the last two",
         ),  # 0.85 + 0.2
-        ("objective.mask_rate_end=1.5", "mask_rate_end is a share"),
-        ("objective.mask_rate_end=1", "mask_rate_end is a share"),
-        ("objective.kind=electric generator.kind=unigram", "unigram one has nothing to learn"),
-        ("objective.kind=adversarial generator.kind=uniform", "uniform one has nothing to learn"),
+        ("objective.mask_rate_end=1.5", "mask_rate_end must be"),
+        ("objective.mask_rate_end=1", "mask_rate_end must be"),
+        ("objective.kind=electric generator.kind=unigram", "unigram generator has no weights"),
+        ("objective.kind=adversarial generator.kind=uniform", "uniform generator has no weights"),
         ("objective.kind=electric generator.tie=all", "two towers"),
-        ("objective.kind=adversarial generator.tie=all generator.width=1", "one body cannot"),
-        ("objective.kind=electric objective.disallow_correct=true", "the true token included"),
+        (
+            "objective.kind=adversarial generator.tie=all generator.width=1",
+            "cannot share an encoder",
+        ),
+        ("objective.kind=electric objective.disallow_correct=true", "the original one included"),
         (
             "objective.kind=electric objective.mask_sampling=repeated",
-            "one sample for each position",
+            "one sample per position",
         ),
         (
             "objective.kind=adversarial objective.mask_sampling=repeated",
-            "one sample for each position",
+            "one sample per position",
         ),
         ("generator.kind=unigram generator.tie=gdes", "has no weights"),
         ("generator.kind=uniform generator.tie=all generator.width=1", "has no weights"),
-        ("objective.kind=replace-mlm generator.tie=gdes", "takes apart"),
-        ("objective.kind=all-tokens-mlm generator.tie=gdes", "takes apart"),
+        ("objective.kind=replace-mlm generator.tie=gdes", "splits in two"),
+        ("objective.kind=all-tokens-mlm generator.tie=gdes", "splits in two"),
         ("generator.tie=all", "need the same size"),
         ("generator.width=0", "fractions above 0, at most 1"),
-        ("objective.temperature=0", "objective.temperature is a number from 1e-6 on"),
-        ("objective.temperature=1e-45", "objective.temperature is a number from 1e-6 on"),
-        ("objective.discriminator_weight=-50", "discriminator_weight is a number from 0 on"),
-        ("objective.gate_weight=-1", "gate_weight is a number from 0 on"),
+        ("objective.temperature=0", "objective.temperature must be at least 1e-6"),
+        ("objective.temperature=1e-45", "objective.temperature must be at least 1e-6"),
+        ("objective.discriminator_weight=-50", "discriminator_weight must be at least 0"),
+        ("objective.gate_weight=-1", "gate_weight must be at least 0"),
     ],
 )
-def test_what_does_not_go_together_is_refused_with_the_reason(settings, sentence):
+def test_settings_that_do_not_go_together_are_refused(settings, sentence):
     with pytest.raises(UserError) as error:
         override(recipe("toy"), settings.split())
     assert sentence in str(error.value)
@@ -97,7 +100,7 @@ def test_the_mask_rate_is_a_function_of_progress(first, last, progress):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_changing_rate_masks_so_many_in_slots_that_stay(kind, make, batch):
+def test_a_changing_mask_rate_keeps_static_shapes(kind, make, batch):
     objective = make(kind, mask_rate=0.5, mask_rate_end=0.1).train()
     reals = batch.attention_mask.sum(1)
     for progress, rate in ((0.0, 0.5), (0.5, 0.3), (1.0, 0.1)):
@@ -114,11 +117,11 @@ def test_a_changing_rate_masks_so_many_in_slots_that_stay(kind, make, batch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_at_every_rate(kind, rate, make, batch, ask):
     objective = make(kind, mask_rate=rate)
-    masked, outcome, sums = ask(objective, batch)
-    assert outcome.loss.isfinite()
+    masked, output, sums = ask(objective, batch)
+    assert output.loss.isfinite()
     assert sums["masked"] == masked.is_masked.sum()
-    figures = objective.compute_metrics(sums)
-    assert all(value == value for value in figures.values())
+    metrics = objective.compute_metrics(sums)
+    assert all(value == value for value in metrics.values())
     assert objective.networks()
 
 
@@ -135,10 +138,10 @@ def test_torch_compile_reads_every_kind(kind, make, batch):
         for forward in (objective, compiled):
             objective.zero_grad()
             torch.manual_seed(4)
-            outcome = forward(batch, masked, totals)
-            outcome.loss.backward()
+            output = forward(batch, masked, totals)
+            output.loss.backward()
             grads = [p.grad.clone() for p in objective.parameters() if p.grad is not None]
-            found.append([*(x for x in outcome if x is not None), *grads])
+            found.append([*(x for x in output if x is not None), *grads])
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
@@ -181,7 +184,7 @@ def test_padding_changes_nothing(kind, make, batch, ask):
         *((kind, "unigram") for kind in ("rtd", "rtd-masked", "replace-mlm", "all-tokens-mlm")),
     ],
 )
-def test_every_encoder_begins_as_the_setting_says(kind, generator, make, monkeypatch):
+def test_model_init_applies_to_every_encoder(kind, generator, make, monkeypatch):
     started = []
     monkeypatch.setattr("electra.models.electra.init_local_attention_", started.append)
     objective = make(kind, model={"init": "local"}, generator={"kind": generator})
@@ -193,7 +196,7 @@ def test_every_encoder_begins_as_the_setting_says(kind, generator, make, monkeyp
 
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "electric"])
-def test_every_network_goes_by_the_documents(kind, stage, make, batch, ask):
+def test_every_network_uses_document_ids(kind, stage, make, batch, ask):
     objective, doc_ids = make(kind), []
     objective.update_progress(0.0 if stage == 1 else 0.6)
     for module in objective.modules():
@@ -206,10 +209,10 @@ def test_every_network_goes_by_the_documents(kind, stage, make, batch, ask):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_without_words_does_no_harm(kind, make, batch, ask):
+def test_a_batch_without_ordinary_tokens_has_a_finite_loss(kind, make, batch, ask):
     objective = make(kind)
-    _, outcome, sums = ask(objective, batch._replace(ids=torch.where(batch.attention_mask, 3, 0)))
-    outcome.loss.backward()
+    _, output, sums = ask(objective, batch._replace(ids=torch.where(batch.attention_mask, 3, 0)))
+    output.loss.backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in objective.parameters())
     assert all(math.isfinite(value) for value in objective.compute_metrics(sums).values())
 

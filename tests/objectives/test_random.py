@@ -150,3 +150,11 @@ def test_a_gpu_has_the_same_numbers():
     for purpose in Purpose:
         found = uniform(row_keys(counter.cuda(), 64), purpose, 130)
         assert torch.equal(found.cpu(), uniform(row_keys(counter, 64), purpose, 130))
+
+
+@pytest.mark.gpu
+def test_a_compiled_function_has_the_same_numbers():
+    counter = torch.tensor([2**62 + 5, 123456, 7], device="cuda")
+    numbers = torch.compile(lambda keys: uniform(keys, Purpose.SAMPLE_TOKEN, 130))
+    found = row_keys(counter, 64)
+    assert torch.equal(numbers(found), uniform(found, Purpose.SAMPLE_TOKEN, 130))

@@ -43,32 +43,16 @@ def text(batch=6, length=40) -> Batch:
     return unpack(stored)
 
 
-def test_rows_are_taken_apart():
-    batch = unpack(torch.tensor([[2, 9, 3, 8, 3, 0, 0, 3, 5], [2, 9, 3, 0, 0, 0, 0, 3, 3]]))
-    assert batch.segments.tolist() == [[0, 0, 0, 1, 1, 0, 0], [0] * 7]  # padding is segment 0
-    assert batch.attention_mask.sum(1).tolist() == [5, 3]
-
-
-def test_documents_of_a_row_are_numbered():
-    rows = torch.tensor([[2, 9, 3, 2, 8, 3, 0, 6, 6], [2, 9, 8, 3, 0, 0, 0, 4, 4]])
-    assert unpack(rows).doc_ids.dtype == torch.bool
-    doc_ids = unpack(rows, document_start_id=2).doc_ids
-    assert doc_ids[0, :6].tolist() == [1, 1, 1, 2, 2, 2]
-    assert doc_ids[1, :4].tolist() == [1, 1, 1, 1]
-    assert (doc_ids.diff(dim=1) >= 0).all()  # the kernels want them to ascend
-    assert (doc_ids[1, 4:] > 2).all()
-
-
 def test_loss_against_a_slow_reference():
     """Position by position in Python, from the logits that the networks give."""
     objective = build()
     batch = text()
     masked = objective.mask(batch)
-    outcome = objective(batch, masked, objective.totals(batch, masked))
+    output = objective(batch, masked, objective.totals(batch, masked))
     logits = objective.generator(
         masked.inputs, batch.segments, batch.attention_mask, masked.positions
     )
-    scores = objective.discriminator(outcome.corrupted, batch.segments, batch.attention_mask)
+    scores = objective.discriminator(output.corrupted, batch.segments, batch.attention_mask)
     mlm, detection, replaced = [], [], 0
     for row in range(len(batch.ids)):
         is_masked = set()
@@ -76,41 +60,41 @@ def test_loss_against_a_slow_reference():
             if masked.is_masked[row, slot]:
                 place = int(masked.positions[row, slot])
                 is_masked.add(place)
-                chances = logits[row, slot].detach().double().softmax(0)
-                mlm.append(-math.log(chances[batch.ids[row, place]]))
+                probs = logits[row, slot].detach().double().softmax(0)
+                mlm.append(-math.log(probs[batch.ids[row, place]]))
         for place in range(batch.ids.shape[1]):
-            fake = outcome.corrupted[row, place] != batch.ids[row, place]
+            fake = output.corrupted[row, place] != batch.ids[row, place]
             assert not fake or place in is_masked
             if batch.attention_mask[row, place]:  # [CLS] and [SEP] count, padding does not
                 p = 1 / (1 + math.exp(-scores[row, place].item()))
                 detection.append(-math.log(p if fake else 1 - p))
                 replaced += int(fake)
     expected = sum(mlm) / len(mlm) + 50 * sum(detection) / len(detection)
-    assert outcome.loss.item() == pytest.approx(expected, rel=1e-5)
-    sums = dict(zip(METRIC_SUMS, outcome.metric_sums.tolist(), strict=True))
+    assert output.loss.item() == pytest.approx(expected, rel=1e-5)
+    sums = dict(zip(METRIC_SUMS, output.metric_sums.tolist(), strict=True))
     assert (sums["masked"], sums["tokens"]) == (len(mlm), len(detection))
     assert sums["replaced"] == replaced
     assert compute_metrics(sums, objective.config)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_every_drawn_position_is_resampled_also_those_shown_unmasked():
+def test_masked_positions_that_keep_their_token_are_replaced_too():
     objective = build(mask_token_prob=0.0, disallow_correct=True)
     batch = text()
     masked = objective.mask(batch)
     assert torch.equal(masked.inputs, batch.ids)
-    outcome = objective(batch, masked, objective.totals(batch, masked))
-    assert outcome.replaced.sum() == masked.is_masked.sum()
-    assert outcome.replaced.gather(1, masked.positions)[masked.is_masked].all()
+    output = objective(batch, masked, objective.totals(batch, masked))
+    assert output.replaced.sum() == masked.is_masked.sum()
+    assert output.replaced.gather(1, masked.positions)[masked.is_masked].all()
 
 
-def test_a_correct_guess_counts_as_original():
+def test_a_sample_equal_to_the_original_counts_as_original():
     objective = build()
     batch = text()
     masked = objective.mask(batch)
     with torch.no_grad():
         objective.generator.bias[int(masked.labels[0, 0])] = 1e4  # always this token
-    outcome = objective(batch, masked, objective.totals(batch, masked))
-    sums = dict(zip(METRIC_SUMS, outcome.metric_sums.tolist(), strict=True))
+    output = objective(batch, masked, objective.totals(batch, masked))
+    sums = dict(zip(METRIC_SUMS, output.metric_sums.tolist(), strict=True))
     assert sums["sampled_correct"] >= 1
     assert sums["replaced"] == sums["masked"] - sums["sampled_correct"]
 
@@ -120,17 +104,17 @@ def test_ids_that_do_not_exist_are_never_sampled():
     objective = build(absent=absent, temperature=50.0)
     batch = text()
     batch = batch._replace(ids=torch.where((batch.ids >= 20) & (batch.ids < 50), 5, batch.ids))
-    doc_ids = set()
+    seen = set()
     for seed in range(30):
         batch = batch._replace(row_keys=row_keys(torch.tensor([seed, 0, 0]), len(batch.ids)))
         masked = objective.mask(batch)
-        outcome = objective(batch, masked, objective.totals(batch, masked))
-        doc_ids |= set(outcome.corrupted.unique().tolist())
-    assert not doc_ids & {*absent, *range(VOCAB, 64)}
-    assert len(doc_ids) > 20
+        output = objective(batch, masked, objective.totals(batch, masked))
+        seen |= set(output.corrupted.unique().tolist())
+    assert not seen & {*absent, *range(VOCAB, 64)}
+    assert len(seen) > 20
 
 
-def test_the_generator_is_sampled_not_asked_for_its_best_token():
+def test_the_generator_is_sampled():
     """At one position of 3,000 equal rows, tokens come as often as the softmax says."""
     objective = build().eval()
     one = Batch(*(t[:1] for t in text()))
@@ -144,10 +128,10 @@ def test_the_generator_is_sampled_not_asked_for_its_best_token():
             masked.inputs, batch.segments, batch.attention_mask, masked.positions
         )
         samples = objective(batch, masked, objective.totals(batch, masked)).corrupted[:, place]
-    chances = logits[0, 0].softmax(-1)
-    found = torch.bincount(samples, minlength=len(chances)) / len(samples)
-    sigma = (chances * (1 - chances) / len(samples)).sqrt()
-    assert ((found - chances).abs() <= 5 * sigma + 1e-9).all()
+    probs = logits[0, 0].softmax(-1)
+    found = torch.bincount(samples, minlength=len(probs)) / len(samples)
+    sigma = (probs * (1 - probs) / len(samples)).sqrt()
+    assert ((found - probs).abs() <= 5 * sigma + 1e-9).all()
 
 
 def test_one_pass_with_dropout_serves_loss_and_samples():
@@ -164,12 +148,12 @@ def test_one_pass_with_dropout_serves_loss_and_samples():
 def gradients(objective, batch, masked, **weights) -> dict[str, torch.Tensor]:
     objective.zero_grad()
     torch.manual_seed(3)
-    outcome = objective(batch, masked, objective.totals(batch, masked))
-    outcome.loss.backward()
+    output = objective(batch, masked, objective.totals(batch, masked))
+    output.loss.backward()
     return {n: p.grad.clone() for n, p in objective.named_parameters() if p.grad is not None}
 
 
-def test_detection_never_reaches_the_generators_body():
+def test_detection_sends_no_gradient_to_the_generator():
     objective = build(generator_weight=0.0)
     batch = text()
     grads = gradients(objective, batch, objective.mask(batch))
@@ -178,7 +162,7 @@ def test_detection_never_reaches_the_generators_body():
     assert "discriminator.encoder.embeddings.token.weight" in reached  # the shared tables
 
 
-def test_masked_lm_reaches_the_generator_and_the_shared_tables_alone():
+def test_mlm_loss_trains_the_generator_and_the_shared_embeddings_only():
     objective = build(discriminator_weight=0.0)
     batch = text()
     grads = gradients(objective, batch, objective.mask(batch))

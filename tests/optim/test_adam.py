@@ -122,7 +122,7 @@ def test_other_devices_compute_the_same(monkeypatch):
         torch.testing.assert_close(p, plain[key], rtol=1e-6, atol=1e-9)
 
 
-def test_a_rate_of_0_leaves_the_weights_and_no_gradient_leaves_everything():
+def test_lr_0_keeps_the_weights_and_no_gradient_keeps_the_moments():
     params = pair()
     before = {k: p.detach().clone() for k, p in params.items()}
     optimizer = PaperAdam(groups(params))

@@ -7,7 +7,7 @@ import pytest
 from electra.config import flatten
 from electra.errors import UserError
 from electra.models.electra import generator_sizes
-from electra.models.flops import row_flops, works_of
+from electra.models.flops import row_flops, workloads_of
 from electra.models.paper_flops import ELECTRA_SMALL
 from electra.objectives.corrupt import max_masked
 from electra.objectives.kinds import build
@@ -71,7 +71,7 @@ def test_all_arms_cost_the_same(name, scale):
         length = config.data.seq_length
         slots = max_masked(length, config.objective.mask_rate, config.objective.mask_count_rounding)
         kind = config.objective.kind
-        row = row_flops(works_of(kind, config.model, config.generator, length, slots), length)
+        row = row_flops(workloads_of(kind, config.model, config.generator, length, slots), length)
         assert row_costs(config)[0] == row
         step = row * config.data.batch_size
         steps = parse_budget(config.train.budget).steps(tokens_per_step=1, flops_per_step=step)

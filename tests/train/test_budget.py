@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from electra.errors import UserError
-from electra.models.flops import row_flops, works_of
+from electra.models.flops import row_flops, workloads_of
 from electra.objectives.corrupt import max_masked
 from electra.optim.schedule import learning_rate
 from electra.text.tokenizer import load_vocabulary
@@ -90,7 +90,7 @@ def with_steps(config: PretrainConfig, steps: float) -> PretrainConfig:
     model = replace(config.model, vocab_size=tiny_vocabulary(config))
     length = config.data.seq_length
     slots = max_masked(length, config.objective.mask_rate, "round")
-    works = works_of(config.objective.kind, model, config.generator, length, slots)
+    works = workloads_of(config.objective.kind, model, config.generator, length, slots)
     row = row_flops(works, length)
     flops = steps * config.data.batch_size * row
     loop = replace(config.train, budget=f"{flops:.6e}flops", checkpoint_every=4, report_every=1)

@@ -375,7 +375,7 @@ def test_the_promised_figures_are_written(tiny, with_train, tmp_path, console):
 
 def test_speed_and_peak_share_are_arithmetic(tiny, with_train, tmp_path, console, monkeypatch):
     """Tokens by the clock, and FLOPs by FLOP/s, over the stretch since the last report."""
-    from electra.models.flops import row_flops, works_of
+    from electra.models.flops import row_flops, workloads_of
     from electra.objectives.corrupt import max_masked
 
     class Clock:
@@ -390,7 +390,7 @@ def test_speed_and_peak_share_are_arithmetic(tiny, with_train, tmp_path, console
     start(with_train(tiny, budget="4steps", report_every=2), tmp_path / "run", console)
     config = pretrain.read_run_config(tmp_path / "run")
     slots = max_masked(32, 0.15, "round")
-    flops = row_flops(works_of("rtd", config.model, config.generator, 32, slots), 32)
+    flops = row_flops(workloads_of("rtd", config.model, config.generator, 32, slots), 32)
     for line in figures(tmp_path / "run"):
         seconds = 2 * 256 / line["tokens_per_second"]
         assert seconds % 0.25 == pytest.approx(0)

@@ -1,20 +1,12 @@
 """The commands for research: flops, study."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from electra.cli.console import consoles, lasting, warn
 from electra.cli.train import Json, Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import nn
-
-    from electra.models.flops import Work
-    from electra.train.settings import PretrainConfig
 
 
 def flops(
@@ -53,13 +45,16 @@ def flops(
     if name is not None and "=" in name:
         raise UserError(f"'{name}' stands where the recipe belongs: name a recipe first.")
     if name is None:
-        found: Any = paper_figures()
+        from electra.train.compute_cost import paper_costs
+
+        found: Any = paper_costs()
     else:
         from electra.config import override
         from electra.recipes import recipe
+        from electra.train.compute_cost import recipe_cost
 
         changes = [*(settings or []), *([f"train.budget={budget}"] if budget else [])]
-        found = {"recipe": name, **recipe_figures(override(recipe(name), changes))}
+        found = {"recipe": name, **recipe_cost(override(recipe(name), changes))}
     if as_json:
         typer.echo(json.dumps(found))
     elif name is None:
@@ -199,109 +194,6 @@ def study(
         typer.echo((out / "table.md").read_text(encoding="utf-8"))
         typer.echo(f"Report: {out / 'page.md'}")
     raise typer.Exit(code)
-
-
-def paper_figures() -> list[dict[str, Any]]:
-    """The models of the paper: FLOPs as published and as computed."""
-    from electra.models.paper_flops import MODELS
-
-    return [
-        {
-            "model": model.name,
-            "train_published": model.train,
-            "train": model.train_flops(),
-            "inference_published": model.inference,
-            "inference": model.inference_flops(),
-        }
-        for model in MODELS
-    ]
-
-
-def recipe_figures(config: "PretrainConfig") -> dict[str, Any]:
-    """What a recipe costs, by both rules; needs no data."""
-    from dataclasses import replace
-
-    from electra.models.flops import row_flops
-    from electra.models.paper_flops import PAPER_VOCABULARY, paper_row_flops
-    from electra.train.data import check_positions
-    from electra.train.pretrain import budget_steps, parameter_counts, row_works
-
-    notes = []
-    if not config.model.vocab_size:
-        config = replace(config, model=replace(config.model, vocab_size=PAPER_VOCABULARY))
-        notes.append(
-            "The vocabulary will be the tokenizer's; counted here with the paper's "
-            f"{PAPER_VOCABULARY:,} ids (set model.vocab_size for another number)."
-        )
-    length, batch = config.data.seq_length, config.data.batch_size
-    check_positions(length, config.model.max_positions)
-    works, steps = row_works(config), budget_steps(config)
-    if steps is None:
-        notes.append(
-            f"{config.train.budget} of training may be any number of steps: for the training "
-            "FLOPs give a --budget in steps, tokens or FLOPs."
-        )
-    rows = None if steps is None else steps * batch
-    return {
-        "parameters": parameter_counts(_networks(config)),
-        "vocab_size": config.model.vocab_size,
-        "length": length,
-        "batch": batch,
-        "budget": config.train.budget,
-        "steps": steps,
-        "tokens": None if rows is None else rows * length,
-        "paper": _compare(_count(paper_row_flops, works, length, rows)),
-        "hardware": _count(row_flops, works, length, rows),
-        "notes": notes,
-    }
-
-
-def _count(
-    rule: "Callable[[Sequence[Work], int], int]",
-    works: "Sequence[Work]",
-    length: int,
-    rows: int | None,
-) -> dict[str, float | None]:
-    """FLOPs of training and of use, by one of the rules."""
-    from electra.models.flops import Work
-
-    kept = works[-1].sizes
-    row = rule(works, length)
-    return {
-        "train": None if rows is None else rows * row,
-        "per_token": row / length,
-        "inference": rule([Work(sizes=kept, verdicts=length, trained=False)], length),
-        "inference_128": rule([Work(sizes=kept, verdicts=128, trained=False)], 128),
-    }
-
-
-def _compare(count: dict[str, float | None]) -> dict[str, float | None]:
-    """A count by the paper's rules, also as multiples of two of its models."""
-    from electra.models.paper_flops import BERT_BASE, ELECTRA_SMALL
-
-    train = count["train"]
-    known = {"times_electra_small": ELECTRA_SMALL, "times_bert_base": BERT_BASE}
-    return count | {k: train and train / model.train_flops() for k, model in known.items()}
-
-
-def _networks(config: "PretrainConfig") -> "nn.Module":
-    """The networks of a recipe, their shapes alone."""
-    from dataclasses import replace
-
-    import torch
-
-    from electra.models.electra import Generator
-    from electra.models.encoder import Encoder
-    from electra.objectives.kinds import build
-    from electra.objectives.objective import VocabInfo
-
-    model = replace(config.model, init="paper")  # shapes need no initial weights
-    with torch.device("meta"):
-        if config.objective.kind == "mlm":  # asks for the ids of words, which shapes do not have
-            return torch.nn.ModuleDict({"mlm": Generator(Encoder(model))})
-        return build(
-            config.objective, model, config.generator, VocabInfo(mask_id=0, special_ids=())
-        )
 
 
 def _show_paper(rows: list[dict[str, Any]]) -> None:

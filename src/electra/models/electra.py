@@ -1,4 +1,4 @@
-"""The two networks: a small generator that fills masks, a discriminator that spots the fillings."""
+"""The two networks: a generator that predicts masked tokens, a discriminator that detects them."""
 
 import copy
 from collections.abc import Sequence
@@ -26,29 +26,30 @@ GeneratorKind = Literal["transformer", "unigram", "uniform"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorConfig:
-    """The generator, as fractions of the discriminator."""
+    """The generator, sized as fractions of the discriminator."""
 
     kind: GeneratorKind = "transformer"
-    """'transformer' learns; 'unigram' samples words by their frequency in the training text and
-    'uniform' samples all words alike, whatever the other settings of the generator say."""
+    """'transformer' learns; 'unigram' samples tokens by their frequency in the training text and
+    'uniform' samples all tokens alike. These two ignore the generator's sizes."""
     width: float = 0.25
     """Fraction of the discriminator's hidden and feed-forward widths and of its heads."""
     depth: float = 1.0
     """Fraction of the discriminator's layers."""
     tie: Sharing = "embeddings"
-    """What both networks have in common: 'embeddings' (the token, position and segment tables and
-    their LayerNorm), 'all' (one body, which needs equal sizes) or 'none'; 'gdes' lets the
-    discriminator read the generator's tables but not move them: it adds a difference of its own."""
+    """What the networks share: 'embeddings' (the token, position and segment embeddings and their
+    LayerNorm), 'all' (the whole encoder, which needs equal sizes), 'none', or 'gdes': gradient-
+    disentangled sharing, where the discriminator adds a trained difference to the generator's
+    embeddings and sends no gradient to them."""
 
 
 def generator_sizes(model: EncoderConfig, generator: GeneratorConfig) -> EncoderConfig:
-    """The generator's encoder: rounded fractions, the same rules for heads and feed-forward."""
+    """Return the sizes of the generator's encoder: rounded fractions of the discriminator's."""
     if not (0 < generator.width <= 1 and 0 < generator.depth <= 1):
         raise UserError("generator.width and generator.depth are fractions above 0, at most 1.")
     if generator.tie == "all" and (generator.width, generator.depth) != (1, 1):
         raise UserError(
-            "generator.tie=all makes both networks one body, so they need the same size: "
-            "set generator.width=1 generator.depth=1, or share only the embeddings."
+            "generator.tie=all shares the whole encoder, so both networks need the same size: "
+            "set generator.width=1 generator.depth=1, or generator.tie=embeddings."
         )
     # round, not int: 768 x 0.33333 is 256, not 255
     hidden = max(1, round(model.hidden * generator.width))
@@ -58,13 +59,13 @@ def generator_sizes(model: EncoderConfig, generator: GeneratorConfig) -> Encoder
         layers=max(1, round(model.layers * generator.depth)),
         heads=max(1, round(model.heads * generator.width)) if model.heads else 0,
         feed_forward=round(model.feed_forward * generator.width) if model.feed_forward else 0,
-        # Shared tables keep the discriminator's width; its own ones have the generator's.
+        # Shared embeddings keep the discriminator's width
         embedding=hidden if generator.tie == "none" else model.embedding,
     )
 
 
 class Generator(nn.Module):
-    """A masked language model; its output matrix is its own token table."""
+    """A masked language model; its output weights are its token embeddings."""
 
     def __init__(self, encoder: Encoder, absent: Sequence[int] = ()) -> None:
         super().__init__()
@@ -81,28 +82,29 @@ class Generator(nn.Module):
     def forward(
         self, ids: Tensor, segments: Tensor, attention_mask: Tensor | None, positions: Tensor
     ) -> Tensor:
-        """Logits over the vocabulary at `positions` alone: the other 85 % are never computed."""
+        """Return logits over the vocabulary at `positions` only."""
         return self.predict(self.states(ids, segments, attention_mask, positions))
 
     def states(
         self, ids: Tensor, segments: Tensor, attention_mask: Tensor | None, positions: Tensor
     ) -> Tensor:
-        """The encoder's vectors at `positions`."""
+        """Return the encoder's output at `positions`."""
         hidden = self.encoder(ids, segments, attention_mask)
         index = positions[..., None].expand(-1, -1, hidden.shape[2])
         return hidden.gather(1, index)  # (batch, masked, hidden)
 
     def predict(self, hidden: Tensor) -> Tensor:
+        """Return logits over the vocabulary."""
         x = self.norm(F.gelu(self.dense(hidden)))
-        return F.linear(x, self.encoder.embeddings.token.weight, self.word_bias())
+        return F.linear(x, self.encoder.embeddings.token.weight, self.output_bias())
 
-    def word_bias(self) -> Tensor:
-        """Ids that no token has get probability 0 through it: no extra pass over the logits."""
+    def output_bias(self) -> Tensor:
+        """Return the output bias, -inf for absent tokens: no extra pass over the logits."""
         return self.bias.masked_fill(self.absent, float("-inf"))
 
 
 class Discriminator(nn.Module):
-    """Says for every token whether it was replaced; the network that is kept."""
+    """Detects replaced tokens; the network that is kept."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
@@ -116,26 +118,26 @@ class Discriminator(nn.Module):
     def forward(
         self, ids: Tensor, segments: Tensor, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """The logit of 'replaced' for each token."""
+        """Return the logit of 'replaced' for each token."""
         hidden = self.encoder(ids, segments, attention_mask)
         return self.score(F.gelu(self.dense(hidden))).squeeze(-1)  # (batch, length)
 
 
 class DisentangledEmbeddings(Embeddings):
-    """Tables that are another block's, which they do not move, plus a difference of their own.
+    """The generator's embeddings without their gradient, plus a trained difference.
 
-    As in DeBERTa-V3: E_D = stop_gradient(E_G) + E_delta, the difference starting at zero.
-    The LayerNorm is the discriminator's own; it starts as the generator's does.
+    As in DeBERTa-V3: E_D = stop_gradient(E_G) + E_delta, where E_delta starts at zero. The
+    discriminator has its own LayerNorm.
     """
 
     def __init__(self, config: EncoderConfig, source: Embeddings) -> None:
         super().__init__(config)
-        self._source = (source,)  # a tuple hides it: its parameters are the generator's
+        self._source = (source,)  # in a tuple, so that its parameters stay the generator's
         self.zero_()
 
     @torch.no_grad()
     def zero_(self) -> None:
-        """No difference."""
+        """Set the difference to zero."""
         for table in (self.token, self.position, self.segment):
             table.weight.zero_()
 
@@ -149,7 +151,7 @@ class DisentangledEmbeddings(Embeddings):
 
     @torch.no_grad()
     def merge_disentangled(self) -> Embeddings:
-        """An ordinary block with the sums, as everybody else has it."""
+        """Return ordinary embeddings with the sums."""
         block = copy.deepcopy(self._source[0])
         block.norm = copy.deepcopy(self.norm)
         for name in ("token.weight", "position.weight", "segment.weight"):
@@ -158,7 +160,7 @@ class DisentangledEmbeddings(Embeddings):
 
 
 def merge_disentangled(discriminator: Discriminator) -> Discriminator:
-    """The discriminator with ordinary tables, to be exported; itself where it has them already."""
+    """Return the discriminator with ordinary embeddings, for export."""
     block = discriminator.encoder.embeddings
     if not isinstance(block, DisentangledEmbeddings):
         return discriminator
@@ -170,41 +172,43 @@ def merge_disentangled(discriminator: Discriminator) -> Discriminator:
 def build_pair(
     model: EncoderConfig, generator: GeneratorConfig, absent: Sequence[int] = ()
 ) -> tuple[Generator, Discriminator]:
-    """Both networks, with what they share being one and the same module."""
+    """Build both networks; what they share is the same module."""
     discriminator = Discriminator(Encoder(model))
-    return Generator(build_body(model, generator, discriminator), absent), discriminator
+    return Generator(
+        build_generator_encoder(model, generator, discriminator), absent
+    ), discriminator
 
 
-def build_body(
+def build_generator_encoder(
     model: EncoderConfig, generator: GeneratorConfig, discriminator: Discriminator | Generator
 ) -> Encoder:
-    """The generator's encoder, beside the network that is kept: mostly a discriminator."""
+    """Build the generator's encoder for the network that is kept, usually a discriminator."""
     sizes = generator_sizes(model, generator)
     if generator.tie == "all":
-        body = discriminator.encoder
+        encoder = discriminator.encoder
     elif generator.tie == "embeddings":
-        body = Encoder(sizes, embeddings=discriminator.encoder.embeddings)
+        encoder = Encoder(sizes, embeddings=discriminator.encoder.embeddings)
     else:
-        body = Encoder(sizes)
+        encoder = Encoder(sizes)
     if generator.tie == "gdes":
-        discriminator.encoder.embeddings = DisentangledEmbeddings(model, body.embeddings)
-    init_attention_(model, discriminator.encoder, body)
-    return body
+        discriminator.encoder.embeddings = DisentangledEmbeddings(model, encoder.embeddings)
+    init_attention_(model, discriminator.encoder, encoder)
+    return encoder
 
 
 def init_attention_(model: EncoderConfig, *encoders: Encoder) -> None:
-    """How attention starts, where it does not start at random."""
+    """Apply `model.init=local`, if it is set."""
     if model.init == "local":
         for encoder in encoders:
             init_local_attention_(encoder)
             if isinstance(encoder.embeddings, DisentangledEmbeddings):
-                encoder.embeddings.zero_()  # the waves stand in the generator's table
+                encoder.embeddings.zero_()  # the generator's embeddings have the waves
 
 
 def resize_token_embeddings(
     generator: Generator, discriminator: Discriminator, vocab_size: int, absent: Sequence[int] = ()
 ) -> None:
-    """Another vocabulary size for both networks, what was shared staying shared."""
+    """Change the vocabulary size of both networks; shared embeddings stay shared."""
     for encoder in {generator.encoder, discriminator.encoder}:
         encoder.config = replace(encoder.config, vocab_size=vocab_size)
     config = generator.encoder.config
@@ -212,7 +216,7 @@ def resize_token_embeddings(
         kept = block.token.num_embeddings
         resize_token_embeddings_(block, config.table_rows, config.init_std)
         if isinstance(block, DisentangledEmbeddings):
-            block.token.weight.data[kept:] = 0  # new words begin without a difference
+            block.token.weight.data[kept:] = 0  # new tokens start without a difference
     bias = torch.zeros(config.table_rows, device=generator.bias.device)
     kept = min(len(bias), len(generator.bias))
     bias[:kept] = generator.bias.detach()[:kept]
@@ -221,7 +225,7 @@ def resize_token_embeddings(
 
 
 def absent_token_mask(config: EncoderConfig, absent: Sequence[int]) -> Tensor:
-    """True for the rows of the table that are no token: holes in the vocabulary and padding."""
+    """Return which rows of the embedding table are no token: unused ids and padding."""
     rows = torch.arange(config.table_rows) >= config.vocab_size
     rows[list(absent)] = True
     return rows

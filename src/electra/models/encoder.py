@@ -1,7 +1,6 @@
-"""The encoder of the paper: BERT's post-norm body over a factorised embedding.
+"""The encoder of both networks: BERT's post-norm transformer with factorised embeddings.
 
-Both networks of ELECTRA are this encoder, at two widths. The file can be read alone: precision,
-compilation and parallelism are put on from outside.
+You can read this file alone: precision, compilation and fused kernels are applied from outside.
 """
 
 import math
@@ -17,33 +16,34 @@ from electra.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
-    """Sizes of one encoder."""
+    """The sizes of an encoder."""
 
     layers: int = 12
     """Number of transformer layers."""
     hidden: int = 256
-    """Width of the layers."""
+    """Hidden size of the layers."""
     heads: int = 0
-    """Attention heads; 0 follows the original's rule: one per 64 of width, at least one."""
+    """Attention heads; 0 means one per 64 of the hidden size, at least one, as in
+    google-research/electra."""
     feed_forward: int = 0
-    """Inner width of the feed-forward part; 0 means 4 x hidden."""
+    """Inner size of the feed-forward layers; 0 means 4 x hidden."""
     embedding: int = 128
-    """Width of the embedding tables; a projection follows where it differs from hidden."""
+    """Size of the embeddings; if it differs from `hidden`, a projection follows."""
     max_positions: int = 512
-    """Longest input that the position table allows, whatever the training length."""
+    """Longest input that the position embeddings allow; may exceed the training length."""
     vocab_size: int = 0
     """Number of token ids; 0 takes the tokenizer's."""
     vocab_multiple: int = 64
-    """The tables are padded to a multiple of this; padded ids are never predicted nor exported."""
+    """The vocabulary is padded to a multiple of this; padding is neither predicted nor exported."""
     dropout: float = 0.1
-    """Dropout on embeddings and on each layer's two outputs."""
+    """Dropout on the embeddings and on both outputs of each layer."""
     attention_dropout: float = 0.1
     """Dropout on attention probabilities."""
     init_std: float = 0.02
-    """Standard deviation of the truncated normal that initialises the matrices."""
+    """Standard deviation of the truncated normal that initialises the weights."""
     init: Literal["paper", "local"] = "paper"
-    """How attention starts: 'paper' at random, 'neighbours' with heads that look at the tokens
-    before and after, so that a short run leaves the opening plateau."""
+    """Initial attention: 'paper' is random; in 'local' each head attends to a neighbouring token,
+    so that a short run leaves the initial plateau."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "embedding", "max_positions", "vocab_multiple"):
@@ -55,13 +55,15 @@ class EncoderConfig:
         if self.init_std <= 0:
             raise UserError("model.init_std must be above 0.")
         if not (0 <= self.dropout < 1 and 0 <= self.attention_dropout < 1):
-            raise UserError("model.dropout and model.attention_dropout are shares below 1.")
+            raise UserError(
+                "model.dropout and model.attention_dropout must be at least 0 and below 1."
+            )
         if self.init == "local" and self.embedding % 2:
             raise UserError("model.init=local needs an even model.embedding.")
         if self.hidden % self.head_count:
             raise UserError(
-                f"A width of {self.hidden} does not divide into {self.head_count} attention heads: "
-                "choose another model.hidden, model.heads or generator.width."
+                f"A hidden size of {self.hidden} does not divide into {self.head_count} attention "
+                "heads: choose another model.hidden, model.heads or generator.width."
             )
 
     @property
@@ -74,12 +76,12 @@ class EncoderConfig:
 
     @property
     def table_rows(self) -> int:
-        """Rows of the token table: the vocabulary, padded."""
+        """Rows of the token embeddings: the vocabulary size, padded."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
 
 class Embeddings(nn.Module):
-    """Token + position + segment tables, normalised; the block that the two networks share."""
+    """Token, position and segment embeddings; the networks share this module."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -98,7 +100,7 @@ class Embeddings(nn.Module):
 
 
 class Attention(nn.Module):
-    """Each query's mixture of the values; `mask` is True where a key may be looked at."""
+    """Scaled dot-product attention; `mask` is True where a query may attend to a key."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -117,7 +119,7 @@ class Layer(nn.Module):
         hidden, inner = config.hidden, config.feed_forward_width
         self.heads = config.head_count
         self.attention = Attention(config.attention_dropout)
-        self.qkv = nn.Linear(hidden, 3 * hidden)  # one product instead of three
+        self.qkv = nn.Linear(hidden, 3 * hidden)  # one GEMM instead of three
         self.out_proj = nn.Linear(hidden, hidden)
         self.attention_norm = nn.LayerNorm(hidden, eps=1e-12)
         self.up_proj = nn.Linear(hidden, inner)
@@ -142,7 +144,7 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Token ids to one vector per token; `embeddings` may be another encoder's, to share them."""
+    """Maps token ids to one vector per token; pass `embeddings` to share another encoder's."""
 
     def __init__(self, config: EncoderConfig, embeddings: Embeddings | None = None) -> None:
         super().__init__()
@@ -156,9 +158,9 @@ class Encoder(nn.Module):
     def forward(
         self, ids: Tensor, segments: Tensor, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """`attention_mask` (batch, length) is True for tokens and False for padding.
+        """Encode; `attention_mask` (batch, length) is True for tokens and False for padding.
 
-        An integer tensor holds document ids instead: a token attends to its own document only.
+        An integer mask holds document ids: a token attends to its own document only.
         """
         x = self.embedding_proj(self.embeddings(ids, segments))
         mask = None
@@ -186,10 +188,10 @@ def current_parameter_name(name: str) -> str:
 
 
 def init_truncated_(weight: Tensor, std: float) -> None:
-    """TensorFlow's truncated normal: nothing beyond two standard deviations.
+    """Fill with a normal distribution truncated at two standard deviations, as TensorFlow does.
 
-    By the inverse of the distribution: torch's own function draws otherwise in 2.13 than in 2.11,
-    and a seed should give the same weights in both.
+    Uses the inverse of the distribution, because torch's own function gives other numbers in 2.13
+    than in 2.11 for the same seed.
     """
     end = math.erf(math.sqrt(2))
     with torch.no_grad():
@@ -197,7 +199,7 @@ def init_truncated_(weight: Tensor, std: float) -> None:
 
 
 def glorot_linear(inputs: int, outputs: int) -> nn.Linear:
-    """A layer that the original left at TensorFlow's default: Glorot uniform, zero bias."""
+    """Build a linear layer with TensorFlow's default initialisation: Glorot uniform, zero bias."""
     linear = nn.Linear(inputs, outputs)
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
@@ -205,7 +207,7 @@ def glorot_linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 def resize_token_embeddings_(embeddings: Embeddings, rows: int, std: float) -> None:
-    """Grow or cut the token table in place; whoever shares the block sees the new table."""
+    """Resize the token embeddings in place, for all networks that share them."""
     old = embeddings.token.weight
     new = torch.empty(rows, old.shape[1], device=old.device, dtype=old.dtype)
     init_truncated_(new, std)

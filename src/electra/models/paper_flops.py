@@ -1,8 +1,8 @@
-"""Compute by the rules of the paper, and the models that it compares.
+"""FLOPs by the rules of the paper, and the models that it compares.
 
-The paper counts every operation, not the matrix products alone; takes a lookup for the product of a
-one-hot vector with the table; and lets the backward pass cost as much as the forward pass. So its
-figures compare with each other, not with what a device does (see flops.py for that).
+The paper counts every operation, not only matrix products; counts an embedding lookup as the
+product of a one-hot vector with the table; and lets a backward pass cost one forward pass. So its
+numbers compare with each other, but not with what a device does (see `flops.py`).
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from electra.models.electra import GeneratorConfig, generator_sizes
 from electra.models.encoder import EncoderConfig
-from electra.models.flops import Work
+from electra.models.flops import Workload
 
 # Operations per element.
 DROPOUT = 4
@@ -20,91 +20,94 @@ SOFTMAX = 5
 
 PAPER_VOCABULARY = 30522
 PREDICTED = 0.15625
-"""Share of the positions whose word is predicted: 20 of 128, 80 of 512."""
+"""Fraction of positions that are predicted: 20 of 128, 80 of 512."""
 
 
 def layer_flops(sizes: EncoderConfig, length: int) -> int:
-    """Forward operations of one token in one layer."""
+    """Return the forward operations of one token in one layer."""
     h, inner = sizes.hidden, sizes.feed_forward_width
     products = 2 * (4 * h * h + 2 * h * inner) + 2 * 2 * h * length
     biases = 5 * h + inner
     scores = length * sizes.head_count * (1 + SOFTMAX + DROPOUT)
     outputs = 2 * h * (DROPOUT + 1)  # dropout and residual, after attention and after feed-forward
-    # The rules of the published figures miss "x hidden" in the first of the two LayerNorms.
+    # The authors' counter leaves out "x hidden" in the first of the two LayerNorms
     norms = LAYER_NORM + LAYER_NORM * h
     return products + biases + scores + outputs + norms + ACTIVATION * inner
 
 
 def lookup_flops(sizes: EncoderConfig, length: int) -> int:
-    """Forward operations of one token's embedding."""
+    """Return the forward operations of one token's embedding."""
     e = sizes.embedding
     found = 2 * e * (sizes.vocab_size + length + 2)  # token, position and segment, all one-hot
     return found + e * (2 + LAYER_NORM + DROPOUT)
 
 
 def projection_flops(sizes: EncoderConfig) -> int:
-    """Forward operations of one token between its embedding and the first layer."""
+    """Return the forward operations of one token's embedding projection."""
     e, h = sizes.embedding, sizes.hidden
     return 2 * e * h + h if e != h else 0
 
 
-def word_flops(sizes: EncoderConfig, towers: int) -> int:
-    """Forward operations of one prediction over the vocabulary, from one state or two."""
+def mlm_head_flops(sizes: EncoderConfig, towers: int) -> int:
+    """Return the forward operations of one prediction over the vocabulary."""
     h, e, vocabulary = sizes.hidden, sizes.embedding, sizes.vocab_size
     dense = 2 * towers * h * e + e * (1 + ACTIVATION + LAYER_NORM)
     return dense + vocabulary * (2 * e + SOFTMAX + 2)
 
 
-def verdict_flops(sizes: EncoderConfig) -> int:
-    """Forward operations of one prediction of 'replaced'."""
+def rtd_head_flops(sizes: EncoderConfig) -> int:
+    """Return the forward operations of one prediction of 'replaced'."""
     h = sizes.hidden
     return 2 * h * h + h * (1 + ACTIVATION) + 2 * h
 
 
-def paper_forward_flops(work: Work, length: int) -> int:
-    """Forward operations of one row through a network, heads included."""
+def paper_forward_flops(work: Workload, length: int) -> int:
+    """Return the forward operations of one row through a network, heads included."""
     sizes = work.sizes
     tower = projection_flops(sizes) + sizes.layers * layer_flops(sizes, length)
     per_token = work.towers * tower + lookup_flops(sizes, length)
-    heads = work.words * word_flops(sizes, work.towers) + work.verdicts * verdict_flops(sizes)
-    return length * per_token + heads
+    mlm_head = work.mlm_positions * mlm_head_flops(sizes, work.towers)
+    rtd_head = work.rtd_positions * rtd_head_flops(sizes)
+    return length * per_token + mlm_head + rtd_head
 
 
-def paper_row_flops(works: Iterable[Work], length: int) -> int:
-    """Operations of one row in a step: a backward pass costs what the forward pass does."""
-    each = ((2 if w.trained else 1) * w.share * paper_forward_flops(w, length) for w in works)
+def paper_row_flops(works: Iterable[Workload], length: int) -> int:
+    """Return the operations of one row in a step; a backward pass costs one forward pass."""
+    each = (
+        (2 if w.trained else 1) * w.step_fraction * paper_forward_flops(w, length) for w in works
+    )
     return round(sum(each))
 
 
 def paper_inference_flops(sizes: EncoderConfig, length: int) -> int:
-    """Operations of using a model on one row, with a head like the discriminator's."""
-    return paper_row_flops([Work(sizes=sizes, verdicts=length, trained=False)], length)
+    """Return the operations of inference on one row, with a head like the discriminator's."""
+    return paper_row_flops([Workload(sizes=sizes, rtd_positions=length, trained=False)], length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A model that the paper compares, with its figures as printed."""
+    """A model that the paper compares, with its published FLOPs."""
 
     name: str
     train: float
-    """Training FLOPs as printed."""
+    """Training FLOPs as published."""
     rows: float
-    """Rows that it was trained on: steps x batch."""
+    """Rows that it was trained on: steps x batch size."""
     length: int = 512
-    works: tuple[Work, ...] = ()
-    """What its networks do; empty where its body is no transformer of the plain kind."""
+    works: tuple[Workload, ...] = ()
+    """Its networks; empty if they are not plain transformers."""
     forward: float = 0
-    """Then the forward FLOPs of a row, which the authors took from TensorFlow's counter."""
+    """For those, the forward FLOPs of a row, which the authors took from TensorFlow's counter."""
     inference: float | None = None
-    """Inference FLOPs of a row of 128 as printed."""
+    """Inference FLOPs of a row of 128 as published."""
 
     def train_flops(self) -> float:
-        """Training FLOPs by the rules."""
+        """Return the training FLOPs by the rules."""
         per_row = paper_row_flops(self.works, self.length) if self.works else 2 * self.forward
         return self.rows * per_row
 
     def inference_flops(self) -> float | None:
-        """Inference FLOPs of a row of 128 by the rules; the last network is the one kept."""
+        """Return the inference FLOPs of a row of 128 by the rules."""
         return paper_inference_flops(self.works[-1].sizes, 128) if self.works else None
 
 
@@ -118,15 +121,15 @@ def _sizes(
 
 def _language_model(
     sizes: EncoderConfig, length: int = 512, predicted: float = PREDICTED
-) -> tuple[Work, ...]:
-    return (Work(sizes=sizes, words=int(predicted * length)),)
+) -> tuple[Workload, ...]:
+    return (Workload(sizes=sizes, mlm_positions=int(predicted * length)),)
 
 
-def _electra(sizes: EncoderConfig, width: float, length: int = 512) -> tuple[Work, ...]:
+def _electra(sizes: EncoderConfig, width: float, length: int = 512) -> tuple[Workload, ...]:
     small = generator_sizes(sizes, GeneratorConfig(width=width))
     # 15.625 % for all sizes, though ELECTRA-Large masks 25 %
-    generator = Work(sizes=small, words=int(PREDICTED * length))
-    return generator, Work(sizes=sizes, verdicts=length)
+    generator = Workload(sizes=small, mlm_positions=int(PREDICTED * length))
+    return generator, Workload(sizes=sizes, rtd_positions=length)
 
 
 SMALL, BASE, LARGE = _sizes(12, 256, 128), _sizes(12, 768), _sizes(24, 1024)
@@ -144,7 +147,7 @@ BERT_BASE = Published(
 )
 
 MODELS = (
-    # 10 passes over 768,648,884 words in batches of 20 x 128, counted by the batch
+    # 10 epochs over 768,648,884 tokens in batches of 20 x 128, counted by the batch
     Published(
         name="ELMo", train=3.3e18, rows=10 * 768_648_884 / (20 * 128), forward=568_093_262_680
     ),

@@ -1,8 +1,8 @@
-"""The two-tower generator of Electric: a distribution for every position from all the others.
+"""The two-tower generator of Electric: predicts every token from all the others.
 
-A left-to-right and a right-to-left transformer read the unmasked text; the state before a position
-and the state after it predict its word (as in Electric). One pass serves all positions,
-where a masked language model would need one for each.
+A left-to-right and a right-to-left transformer read the text; the state before a position and the
+state after it predict its token. One pass serves all positions, where a masked language model
+needs one pass per position.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from electra.models.encoder import Encoder, init_truncated_
 
 
 class TwoTowerGenerator(nn.Module):
-    """A cloze model; both towers read the same embeddings, which are its output matrix too."""
+    """A cloze model; both towers share their embeddings, which are also the output weights."""
 
     def __init__(self, forwards: Encoder, backwards: Encoder, absent: Sequence[int] = ()) -> None:
         super().__init__()
@@ -32,26 +32,28 @@ class TwoTowerGenerator(nn.Module):
         nn.init.zeros_(self.dense.bias)
 
     def forward(self, ids: Tensor, segments: Tensor, attention_mask: Tensor) -> Tensor:
-        """Logits of the word at each position, none of which looks at that word."""
+        """Return logits for each position; they do not depend on the token there."""
         length = ids.shape[1]
         square = torch.ones(length, length, dtype=torch.bool, device=ids.device)
-        # Padding sees itself, for a softmax over nothing is no number.
+        # Padding attends to itself, because a softmax over nothing is NaN
         seen = attention_mask[:, None, None, :] | torch.eye(
             length, dtype=torch.bool, device=ids.device
         )
         x = self.forwards.embeddings(ids, segments)
         before = run_tower(self.forwards, x, seen & square.tril())
         after = run_tower(self.backwards, x, seen & square.triu())
-        after = after * attention_mask[..., None]  # nothing stands behind the text
-        # differs from the released code: nor beyond the ends, where its roll wraps round
+        after = after * attention_mask[..., None]  # there is nothing after the text
+        # differs from the released code: its roll wraps around at the ends
         states = torch.cat([F.pad(before, (0, 0, 1, -1)), F.pad(after, (0, 0, -1, 1))], dim=-1)
         x = self.norm(F.gelu(self.dense(states)))
         bias = self.bias.masked_fill(self.absent, float("-inf"))
-        return F.linear(x, self.forwards.embeddings.token.weight, bias)  # (batch, length, words)
+        return F.linear(
+            x, self.forwards.embeddings.token.weight, bias
+        )  # (batch, length, vocabulary)
 
 
 def run_tower(encoder: Encoder, embedded: Tensor, mask: Tensor) -> Tensor:
-    """An encoder's layers with a mask for each pair of positions, (batch, 1, length, length)."""
+    """Run an encoder's layers with an attention mask (batch, 1, length, length)."""
     x = encoder.embedding_proj(embedded)
     for layer in encoder.layers:
         x = layer(x, mask)

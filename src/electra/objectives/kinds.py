@@ -1,4 +1,4 @@
-"""Every objective by its name, and which settings do not go together."""
+"""Build an objective from its settings, and reject settings that do not go together."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from electra.models.electra import (
     Discriminator,
     Generator,
     GeneratorConfig,
-    build_body,
+    build_generator_encoder,
     build_pair,
     generator_sizes,
     init_attention_,
@@ -29,10 +29,10 @@ from electra.objectives.two_stage import TwoStage
 Build = Callable[[ObjectiveConfig, EncoderConfig, GeneratorConfig, VocabInfo], Objective]
 
 
-def build_simple(
+def build_frequency_generator(
     model: EncoderConfig, generator: GeneratorConfig, vocab: VocabInfo
 ) -> FrequencyGenerator:
-    """A generator that does not learn; the frequencies are counted when a run begins."""
+    """Build a generator that does not learn; a run counts the frequencies when it starts."""
     counted = generator.kind == "unigram"
     return FrequencyGenerator(model, vocab.absent_ids, vocab.special_ids, counted=counted)
 
@@ -40,22 +40,22 @@ def build_simple(
 def build_rtd(
     config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, vocab: VocabInfo
 ) -> Objective:
-    """Detection of what a generator put; 'rtd' and 'rtd-masked'."""
-    small: Generator | FrequencyGenerator
+    """Build `rtd` or `rtd-masked`."""
+    generator_network: Generator | FrequencyGenerator
     if generator.kind == "transformer":
-        small, discriminator = build_pair(model, generator, vocab.absent_ids)
+        generator_network, discriminator = build_pair(model, generator, vocab.absent_ids)
     else:
         discriminator = Discriminator(Encoder(model))
         init_attention_(model, discriminator.encoder)
-        small = build_simple(model, generator, vocab)
+        generator_network = build_frequency_generator(model, generator, vocab)
     kind = MaskedTokenDetection if config.kind == "rtd-masked" else ReplacedTokenDetection
-    return kind(config, small, discriminator, vocab)
+    return kind(config, generator_network, discriminator, vocab)
 
 
 def build_mlm(
     config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, vocab: VocabInfo
 ) -> Objective:
-    """A masked language model alone."""
+    """Build `mlm`."""
     mlm = Generator(Encoder(model), vocab.absent_ids)
     init_attention_(model, mlm.encoder)
     return MaskedLanguageModel(config, mlm, vocab)
@@ -64,45 +64,45 @@ def build_mlm(
 def build_replace_mlm(
     config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, vocab: VocabInfo
 ) -> Objective:
-    """A big masked language model beside a generator; 'replace-mlm' and 'all-tokens-mlm'."""
+    """Build `replace-mlm` or `all-tokens-mlm`."""
     mlm = Generator(Encoder(model), vocab.absent_ids)
-    small: Generator | FrequencyGenerator
+    generator_network: Generator | FrequencyGenerator
     if generator.kind == "transformer":
-        small = Generator(build_body(model, generator, mlm), vocab.absent_ids)
+        generator_network = Generator(
+            build_generator_encoder(model, generator, mlm), vocab.absent_ids
+        )
     else:
         init_attention_(model, mlm.encoder)
-        small = build_simple(model, generator, vocab)
+        generator_network = build_frequency_generator(model, generator, vocab)
     kind = AllTokensMlm if config.kind == "all-tokens-mlm" else ReplaceMlm
-    return kind(config, small, mlm, vocab)
+    return kind(config, generator_network, mlm, vocab)
 
 
 def build_two_stage(
     config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, vocab: VocabInfo
 ) -> Objective:
-    """Two networks that have nothing in common; of one size, they are alike in each width."""
+    """Build `two-stage`: networks that share nothing; at equal width and depth, of equal sizes."""
     same = (generator.width, generator.depth) == (1, 1)
     sizes = model if same else generator_sizes(model, generator)
-    discriminator, small = (
-        Discriminator(Encoder(model)),
-        Generator(Encoder(sizes), vocab.absent_ids),
-    )
-    init_attention_(model, discriminator.encoder, small.encoder)
-    return TwoStage(config, small, discriminator, vocab)
+    discriminator = Discriminator(Encoder(model))
+    generator_network = Generator(Encoder(sizes), vocab.absent_ids)
+    init_attention_(model, discriminator.encoder, generator_network.encoder)
+    return TwoStage(config, generator_network, discriminator, vocab)
 
 
 def build_adversarial(
     config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, vocab: VocabInfo
 ) -> Objective:
-    """The pair of the paper, and a baseline."""
+    """Build `adversarial`."""
     return Adversarial(config, *build_pair(model, generator, vocab.absent_ids), vocab)
 
 
 def build_electric(
     config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, vocab: VocabInfo
 ) -> Objective:
-    """Two towers of the generator's size beside the network that gives the energies."""
+    """Build `electric`: two towers of the generator's size, and the network with the energies."""
     discriminator = Discriminator(Encoder(model))
-    forwards = build_body(model, generator, discriminator)
+    forwards = build_generator_encoder(model, generator, discriminator)
     backwards = Encoder(forwards.config, embeddings=forwards.embeddings)
     init_attention_(model, backwards)
     return Electric(
@@ -125,44 +125,44 @@ KINDS: dict[Kind, Build] = {
 def check_together(
     config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig
 ) -> None:
-    """Refuse settings that do not go together, with the reason."""
-    kind, share = config.kind, generator.tie
+    """Raise a `UserError` if settings do not go together."""
+    kind, tie = config.kind, generator.tie
     if kind == "mlm":
         return  # there is no generator
     if generator.kind != "transformer":
         if kind in ("two-stage", "adversarial", "electric"):
             raise UserError(
-                f"objective.kind={kind} trains its generator, and a {generator.kind} one has "
-                "nothing to learn: set generator.kind=transformer."
+                f"objective.kind={kind} trains its generator, but a {generator.kind} generator has "
+                "no weights: set generator.kind=transformer."
             )
-        if share in ("all", "gdes"):
+        if tie in ("all", "gdes"):
             raise UserError(
-                f"generator.kind={generator.kind} has no weights, so generator.tie={share} has "
+                f"generator.kind={generator.kind} has no weights, so generator.tie={tie} has "
                 "nothing to share: leave generator.tie at embeddings."
             )
-    if kind in ("replace-mlm", "all-tokens-mlm") and share == "gdes":
+    if kind in ("replace-mlm", "all-tokens-mlm") and tie == "gdes":
         raise UserError(
-            f"objective.kind={kind} predicts words with its token table, which generator.tie="
-            "gdes takes apart: set generator.tie=embeddings or none."
+            f"objective.kind={kind} predicts tokens with its token embeddings, which generator.tie="
+            "gdes splits in two: set generator.tie=embeddings or none."
         )
-    if kind == "electric" and share == "all":
+    if kind == "electric" and tie == "all":
         raise UserError(
-            "objective.kind=electric has a generator of two towers, which cannot be the "
-            "discriminator's one body: set generator.tie=embeddings, gdes or none."
+            "objective.kind=electric has a generator of two towers, which cannot share the "
+            "discriminator's encoder: set generator.tie=embeddings, gdes or none."
         )
-    if kind == "adversarial" and share == "all":
+    if kind == "adversarial" and tie == "all":
         raise UserError(
             "objective.kind=adversarial has the generator raise the loss that the discriminator "
-            "lowers, which one body cannot do: set generator.tie=embeddings, gdes or none."
+            "lowers, so they cannot share an encoder: set generator.tie=embeddings, gdes or none."
         )
     if kind == "two-stage":
         check_stages(config, generator)
     if generator.kind == "transformer":
-        generator_sizes(model, generator)  # refuses what cannot be built
+        generator_sizes(model, generator)  # rejects sizes that cannot be built
 
 
 def check_stages(config: ObjectiveConfig, generator: GeneratorConfig) -> None:
-    """What the two stages need of the generator."""
+    """Raise a `UserError` if the generator does not suit `two-stage`."""
     if generator.tie != "none":
         raise UserError(
             "objective.kind=two-stage freezes the generator while the discriminator learns, so "
@@ -179,6 +179,6 @@ def check_stages(config: ObjectiveConfig, generator: GeneratorConfig) -> None:
 def build(
     config: ObjectiveConfig, model: EncoderConfig, generator: GeneratorConfig, vocab: VocabInfo
 ) -> Objective:
-    """The networks of an objective with their initial weights, and its loss."""
+    """Build an objective and initialise its networks."""
     check_together(config, model, generator)
     return KINDS[config.kind](config, model, generator, vocab)

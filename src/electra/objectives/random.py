@@ -60,6 +60,7 @@ def row_keys(counter: Tensor, rows: int) -> Tensor:
 def uniform(row_keys: Tensor, purpose: Purpose, columns: int) -> Tensor:
     """Return random numbers in [0, 1) for each row, (rows, columns) in fp32."""
     keys = mix(row_keys ^ int(purpose))
-    index = torch.arange(1, columns + 1, device=row_keys.device)
+    # Added to data, because torch.compile computes products of an arange alone as int32 indices
+    index = torch.arange(1, columns + 1, device=row_keys.device) + (row_keys[0] ^ row_keys[0])
     bits = mix(keys[:, None] + index * GOLDEN)
     return _shift(bits, 40).float() * 2**-24

@@ -10,7 +10,7 @@ from electra.models.flops import row_flops
 from electra.models.paper_flops import PAPER_VOCABULARY, paper_row_flops
 from electra.recipes import recipe
 from electra.train.budget import parse_budget
-from electra.train.pretrain import row_works
+from electra.train.pretrain import row_workloads
 from electra.train.settings import PretrainConfig
 
 
@@ -107,7 +107,7 @@ def select_arms(study: Study, names: Sequence[str]) -> Study:
 
 def row_costs(config: PretrainConfig) -> tuple[int, int]:
     """Return the training FLOPs of a row: by our count and by the paper's rules."""
-    works, length = row_works(config), config.data.seq_length
+    works, length = row_workloads(config), config.data.seq_length
     return row_flops(works, length), paper_row_flops(works, length)
 
 

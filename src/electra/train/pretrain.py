@@ -22,7 +22,7 @@ from electra.device import (
 )
 from electra.errors import UserError
 from electra.files import write_atomic
-from electra.models.flops import Work, row_flops, works_of
+from electra.models.flops import Workload, row_flops, workloads_of
 from electra.models.frequency_generator import FrequencyGenerator
 from electra.objectives.corrupt import max_masked
 from electra.objectives.kinds import build
@@ -95,16 +95,16 @@ def resolve_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabu
     return replace(config, model=replace(config.model, vocab_size=vocab.size)), shards, vocab
 
 
-def row_works(config: PretrainConfig) -> tuple[Work, ...]:
+def row_workloads(config: PretrainConfig) -> tuple[Workload, ...]:
     """What the networks do with a row in a step."""
     length, o = config.data.seq_length, config.objective
     slots = max_masked(length, o.top_rate, o.mask_count_rounding)
-    return works_of(o.kind, config.model, config.generator, length, slots)
+    return workloads_of(o.kind, config.model, config.generator, length, slots)
 
 
 def flops_per_row(config: PretrainConfig) -> int:
     """Arithmetic of a step for each row, as the hardware does it."""
-    return row_flops(row_works(config), config.data.seq_length)
+    return row_flops(row_workloads(config), config.data.seq_length)
 
 
 def budget_steps(config: PretrainConfig) -> int | None:
