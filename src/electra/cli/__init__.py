@@ -1,6 +1,7 @@
 """The command line: one verb per intention; what a verb needs is imported when it runs."""
 
 import io
+import os
 import sys
 import warnings
 from typing import Annotated
@@ -14,6 +15,8 @@ from electra.files import is_disk_full
 
 NO_MEMORY = ("allocate memory", "out of memory")
 """What torch says of the CPU and of a GPU."""
+WAIT_POLICY = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
+"""Environment variables that decide how long idle OpenMP threads spin."""
 NO_READER = 141
 """The exit code of a process that SIGPIPE ended, as a shell gives it."""
 
@@ -75,8 +78,20 @@ def main() -> None:
         # A letter that the terminal's encoding lacks must not end a run.
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+    use_passive_waiting()
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     sys.exit(run_app())
+
+
+def use_passive_waiting() -> None:
+    """Let idle OpenMP threads sleep, unless the user has chosen a wait policy.
+
+    By default they spin, which makes training 5 to 10 times slower when another process needs the
+    same cores; sleeping costs 15 to 35 % of the speed of a small model on idle cores. The OpenMP
+    library reads the environment when torch is imported, so this runs before that.
+    """
+    if not WAIT_POLICY & os.environ.keys():
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def check_arguments() -> None:

@@ -19,6 +19,7 @@ from electra.device import (
     choose_precision,
     knows_bf16,
     measure_peak,
+    set_cpu_threads,
 )
 from electra.errors import UserError
 from electra.files import write_atomic
@@ -241,6 +242,7 @@ def build_run(
 ) -> Iterator[Run]:
     """Build a run; if it has checkpoints, load the latest."""
     loop = config.train
+    set_cpu_threads(loop.threads)
     torch.manual_seed(loop.seed)
     objective = build_objective(config, vocab).to(choose_device(loop.device))
     step = build_step(config, objective)
