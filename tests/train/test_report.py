@@ -10,7 +10,7 @@ import pytest
 
 from electra.errors import UserError
 from electra.train.metrics_log import MetricsLog, read_metrics
-from electra.train.progress_view import metrics_present, shown
+from electra.train.progress_view import format_metric, metrics_present
 from electra.train.report import PANELS, _amount, series, write_report
 
 
@@ -32,10 +32,10 @@ def test_the_picture_and_the_page(finished, tmp_path):
     assert base64.b64decode(image) == picture.read_bytes()
     assert not re.findall(r'(?:src|href)="(?!data:)', text)  # nothing beside it
     held_out = [line for line in read_metrics(finished) if line["kind"] == "held_out"][-1]
-    assert len(metrics_present(held_out)) == 9
+    assert len(metrics_present(held_out)) == 13  # nine of the paper, four diagnostics
     for key, label in metrics_present(held_out):
         assert f"<td>{label}</td>" in text
-        assert f"<b>{shown(key, held_out[key])}</b>" in text
+        assert f"<b>{format_metric(key, held_out[key])}</b>" in text
     assert "20 steps · 5.1 k tokens" in text
     assert "hidden: 32" in text  # the configuration
     assert not [p.name for p in finished.iterdir() if p.name.startswith("report")]

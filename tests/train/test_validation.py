@@ -127,7 +127,8 @@ def test_dropout_is_off_while_measuring(objective, rows):
     objective.discriminator.register_forward_hook(lambda m, *_: modes.append(m.training))
     objective.train()
     validate(objective, rows, 9, torch.float32)
-    assert modes == [False, False]
+    assert len(modes) >= 2
+    assert not any(modes)
 
 
 @settings(deadline=None, max_examples=50)

@@ -119,7 +119,7 @@ def evaluate(
 
     from electra.jsonl import to_json
     from electra.train.evaluate import evaluate as measure
-    from electra.train.progress_view import metrics_present, shown
+    from electra.train.progress_view import format_metric, metrics_present
 
     checkpoint, metrics = measure(run, data, rows)
     if as_json:
@@ -130,7 +130,7 @@ def evaluate(
     table.add_column("")
     table.add_column("", justify="right")
     for key, label in metrics_present(metrics):
-        table.add_row(label, shown(key, metrics[key]))
+        table.add_row(label, format_metric(key, metrics[key]))
     consoles()[0].print(table)
 
 

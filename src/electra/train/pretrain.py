@@ -43,7 +43,7 @@ from electra.train.metrics_log import MetricsLog, open_logger, read_metrics
 from electra.train.progress_view import ProgressView
 from electra.train.settings import MAY_CHANGE_ON_RESUME, PretrainConfig
 from electra.train.step import Step
-from electra.train.validation import token_counts, unigram_entropy
+from electra.train.validation import token_counts
 
 
 def start(config: PretrainConfig, out: Path, console: Console) -> int:
@@ -249,7 +249,6 @@ def build_run(
     state = load_latest(out, objective, step.optimizer, shards)
     metrics_log = MetricsLog(out)
     metrics_log.rewind(state.step)
-    sample = rows_at(shards, 0, min(4096, shards.rows("train")), loop.seed)
     with ProgressView(console, f"electra pretrain · {config.name} · {out}") as view:
         metrics_log.logger = open_logger(loop.logger, out, to_dict(config))
         try:
@@ -266,7 +265,7 @@ def build_run(
                 held_out=held_out_rows(shards, loop.validate_rows),
                 metrics_log=metrics_log,
                 view=view,
-                health=HealthCheck(objective.unigram_loss(unigram_entropy(sample, vocab.special))),
+                health=HealthCheck(),
             )
         finally:
             metrics_log.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 from electra.errors import UserError, require
 from electra.train.metrics_log import read_metrics
-from electra.train.progress_view import clock, metrics_present, shown
+from electra.train.progress_view import clock, format_metric, metrics_present
 
 Panel = tuple[str, tuple[tuple[str, str, str], ...]]
 """Its title, and of each curve the kind of line, the figure and the label."""
@@ -36,6 +36,15 @@ PANELS: tuple[Panel, ...] = (
     (
         "Replaced tokens",
         (("train", "replaced_rate", "training"), ("held_out", "replaced_rate", "held-out")),
+    ),
+    (
+        "Diagnostics on held-out text",
+        (
+            ("held_out", "fixed_auc", "AUC, fixed corruption"),
+            ("held_out", "accuracy_above_floor", "accuracy above floor"),
+            ("held_out", "generator_state_cosine", "state cosine, generator"),
+            ("held_out", "discriminator_state_cosine", "state cosine, discriminator"),
+        ),
     ),
     ("Learning rate", (("train", "learning_rate", ""),)),
     ("Gradient norm before clipping", (("train", "gradient_norm", ""),)),
@@ -130,8 +139,8 @@ def render(run: Path, metrics: list[dict[str, Any]], picture: Path) -> str:
     train = _last(metrics, "train")
     held_out = _last(metrics, "held_out")
     rows = "".join(
-        f"<tr><td>{html.escape(label)}</td><td>{shown(key, train.get(key))}</td>"
-        f"<td><b>{shown(key, held_out.get(key))}</b></td></tr>"
+        f"<tr><td>{html.escape(label)}</td><td>{format_metric(key, train.get(key))}</td>"
+        f"<td><b>{format_metric(key, held_out.get(key))}</b></td></tr>"
         for key, label in metrics_present(train, held_out)
     )
     warnings = "".join(
