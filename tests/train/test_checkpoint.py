@@ -270,7 +270,7 @@ def test_a_checkpoint_of_another_model_is_refused(finished, tmp_path, console):
         resume(out, console)
     del weights[name]
     save_file(weights, last / "model.safetensors")
-    with pytest.raises(UserError, match=f"{name} is on one side only"):
+    with pytest.raises(UserError, match=f"{name} is missing in one of them"):
         resume(out, console)
 
 

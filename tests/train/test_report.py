@@ -79,7 +79,7 @@ def test_warnings_appear_and_are_escaped(finished, tmp_path):
     MetricsLog(run).write("event", 15, message="The <discriminator> has collapsed")
     _, page = write_report(run)
     text = page.read_text(encoding="utf-8")
-    assert "The run says of itself" in text
+    assert "<b>Warnings</b>" in text
     assert "<li>step 15: The &lt;discriminator&gt; has collapsed</li>" in text
     assert "started" not in text
     assert "<title>a $_$ &lt;run&gt;</title>" in text
@@ -88,7 +88,7 @@ def test_warnings_appear_and_are_escaped(finished, tmp_path):
 def test_a_run_that_has_just_begun(tmp_path):
     """Training figures but no held-out ones yet, and one that is not known."""
     MetricsLog(tmp_path).write("event", 0, message="started")
-    with pytest.raises(UserError, match="no figures yet"):
+    with pytest.raises(UserError, match="no metrics yet"):
         write_report(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
     MetricsLog(tmp_path).write("train", 5, loss=1.0, tokens=10, seconds=1.0, mlm_loss=float("nan"))

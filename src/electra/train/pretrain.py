@@ -55,7 +55,7 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
         )
     check_out_dir(out, "run")
     config, shards, vocab = resolve_data(config)
-    folder = str(shards.folder.resolve())  # to resume from anywhere
+    folder = str(shards.folder.resolve())  # absolute, to resume from anywhere
     config = replace(config, data=replace(config.data, folder=folder))
     with lock_run_dir(out):
         try:
@@ -63,7 +63,7 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
             save_config(config, out)
             return run_loop(config, out, shards, vocab, console)
         except Exception:
-            if not read_metrics(out):  # failed before it began: the folder is free again
+            if not read_metrics(out):  # failed before the first step: leave nothing behind
                 shutil.rmtree(out, ignore_errors=True)
             raise
 
@@ -76,12 +76,12 @@ def save_config(config: PretrainConfig, out: Path) -> None:
 
 
 def resolve_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabulary]:
-    """The settings with the size of the data's vocabulary, the data, and the vocabulary."""
+    """The configuration with its vocabulary size filled in, the shards and the vocabulary."""
     shards = open_data(config.data, config.model.max_positions)
     vocab = load_vocabulary(shards.tokenizer)
     if shards.fingerprint != fingerprint(load_tokenizer(shards.tokenizer)):
         raise UserError(
-            f"{shards.tokenizer} is not the tokenizer that the rows beside it were made with: "
+            f"{shards.tokenizer} is not the tokenizer that its shards were prepared with: "
             "prepare the text again."
         )
     if config.model.vocab_size not in (0, vocab.size):
@@ -93,19 +93,19 @@ def resolve_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabu
 
 
 def row_works(config: PretrainConfig) -> tuple[Work, ...]:
-    """What the networks do with a row in a step."""
+    """The work of each network per row and step."""
     length, o = config.data.seq_length, config.objective
     slots = max_masked(length, o.top_rate, o.mask_count_rounding)
     return works_of(o.kind, config.model, config.generator, length, slots)
 
 
 def flops_per_row(config: PretrainConfig) -> int:
-    """Arithmetic of a step for each row, as the hardware does it."""
+    """FLOPs of a step per row, as the hardware computes them."""
     return row_flops(row_works(config), config.data.seq_length)
 
 
 def budget_steps(config: PretrainConfig) -> int | None:
-    """Steps until the budget is spent; None if the clock decides."""
+    """Steps until the budget is spent; None for a time budget."""
     data = config.data
     return parse_budget(config.train.budget).steps(
         tokens_per_step=data.batch_size * data.seq_length,
@@ -195,7 +195,7 @@ def check_same(stored: PretrainConfig, wanted: PretrainConfig) -> None:
 
 
 def build_objective(config: PretrainConfig, vocab: Vocabulary) -> Objective:
-    """The networks with their initial weights, and the loss."""
+    """The objective with freshly initialised networks."""
     ids = VocabInfo(vocab.mask, vocab.special, vocab.absent)
     objective = build(config.objective, config.model, config.generator, ids)
     objective.start = vocab.cls if config.data.document_mask else None
@@ -205,7 +205,7 @@ def build_objective(config: PretrainConfig, vocab: Vocabulary) -> Objective:
 def run_loop(
     config: PretrainConfig, out: Path, shards: Shards, vocab: Vocabulary, console: Console
 ) -> int:
-    """Build, restore where there is something to restore, train, and say how it ended."""
+    """Build the run, load its latest checkpoint, train, and print how it ended."""
     with GracefulStop() as stop, build_run(config, out, shards, vocab, console) as run:
         position = run.state.rows
         first = torch.from_numpy(
@@ -300,7 +300,7 @@ def build_step(config: PretrainConfig, objective: Objective) -> Step:
 def load_latest(
     out: Path, objective: Objective, optimizer: PaperAdam, shards: Shards
 ) -> TrainState:
-    """Put a run back to its last checkpoint; without one it is at its beginning."""
+    """Load the last checkpoint; without one, return the state of a new run."""
     checkpoint.clean(out)
     saved = checkpoint.checkpoints(out)
     if not saved:
@@ -316,14 +316,14 @@ def load_latest(
 
 
 def set_unigram_counts(objective: Objective, shards: Shards) -> None:
-    """Tell a unigram generator the frequencies of the training text; others need none."""
+    """Give a unigram generator the token counts of the training text."""
     generator = getattr(objective, "generator", None)
     if isinstance(generator, FrequencyGenerator) and generator.counted:
         generator.set_counts(torch.from_numpy(token_counts(shards, len(objective.maskable))))
 
 
 def parameter_counts(objective: nn.Module) -> dict[str, int]:
-    """Parameters of each network that has some, what they share counted in each."""
+    """Parameters per network; shared ones count in each."""
     parts = {name: list(part.parameters()) for name, part in objective.named_children()}
     return {name: sum(p.numel() for p in part) for name, part in parts.items() if part}
 
