@@ -106,7 +106,7 @@ def test_ctrl_c_says_how_to_go_on(sign, tmp_path, make_text, tokenizer_folder):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert errors == "The same command goes on where this one stops.\nerror: stopped.\n"
+    assert errors == "Run the same command again to continue.\nerror: stopped.\n"
 
 
 def test_wrong_usage_has_code_2():
