@@ -62,7 +62,5 @@ def is_disk_full(error: BaseException) -> bool:
     """Whether a file could not be written because the disk is full."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in FULL
-    number = re.search(
-        r"(?:os error|Errno) (\d+)", str(error)
-    )  # safetensors and shutil
+    number = re.search(r"(?:os error|Errno) (\d+)", str(error))  # safetensors and shutil
     return number is not None and int(number[1]) in FULL

@@ -83,7 +83,7 @@ def test_a_log_gets_plain_lines(monkeypatch):
         ("auc", float("nan"), "–"),
     ],
 )
-def test_figures_as_people_read_them(key, value, text):
+def test_metrics_are_formatted_for_people(key, value, text):
     assert format_metric(key, value) == text
 
 

@@ -49,7 +49,7 @@ def test_every_curve_has_points(finished):
             assert points, f"{name}: {kind} {figure}"
 
 
-def test_a_curve_has_the_figures_of_its_kind_where_they_are_known():
+def test_a_curve_has_the_known_values_of_its_kind():
     lines = [("train", 5, 1.0), ("held_out", 5, 2.0), ("train", 10, None), ("train", 15, 0.0)]
     metrics = [{"kind": kind, "step": step, "loss": loss} for kind, step, loss in lines]
     assert series(metrics, "train", "loss") == ([5, 15], [1.0, 0.0])
@@ -86,7 +86,7 @@ def test_warnings_appear_and_are_escaped(finished, tmp_path):
 
 
 def test_a_run_that_has_just_begun(tmp_path):
-    """Training figures but no held-out ones yet, and one that is not known."""
+    """Training metrics but no held-out ones yet, and one that is not known."""
     MetricsLog(tmp_path).write("event", 0, message="started")
     with pytest.raises(UserError, match="no metrics yet"):
         write_report(tmp_path)

@@ -1,4 +1,4 @@
-"""Held-out figures against scikit-learn and scipy."""
+"""Held-out metrics against scikit-learn and scipy."""
 
 import shutil
 
@@ -73,7 +73,7 @@ def rows():
 
 
 @pytest.mark.parametrize("micro_batch", [5, 17])
-def test_figures_are_those_of_scikit_learn(micro_batch, objective, rows):
+def test_metrics_agree_with_scikit_learn(micro_batch, objective, rows):
     """Over the real tokens of all batches together: no padding, no mean of ratios."""
     seen = []
     objective.register_forward_hook(lambda _, given, outcome: seen.append((given, outcome)))
@@ -107,7 +107,7 @@ def test_padding_does_not_count(objective, rows):
     assert validate(objective, other, 5, torch.float32) == before
 
 
-def test_each_look_is_the_same_and_leaves_no_trace(objective, rows):
+def test_each_validation_is_the_same_and_leaves_no_trace(objective, rows):
     objective.train()
     torch.rand(5)
     random = torch.get_rng_state()

@@ -177,7 +177,7 @@ def peer_step(
 
 
 def speed(measured: list[float], limit: float) -> Speed:
-    """The figures of some stretches; `limit` is the tokens per second at the hardware's peak."""
+    """Summarise intervals; `limit` is the tokens per second at the hardware's peak."""
     memory = None
     if torch.cuda.is_available():
         memory = torch.cuda.max_memory_allocated() / 2**30
