@@ -65,14 +65,6 @@ def auc(scores: NDArray[np.float32], positive: NDArray[np.bool_]) -> float:
     return float(above / (positives * negatives))
 
 
-def unigram_entropy(rows: NDArray[np.integer], special: tuple[int, ...]) -> float:
-    """Cross-entropy of predicting tokens by their frequency alone."""
-    counts = np.bincount(rows[:, :-2].ravel())
-    counts[[i for i in special if i < len(counts)]] = 0
-    shares = counts[counts > 0] / max(1, counts.sum())
-    return float(-(shares * np.log(shares)).sum())
-
-
 def token_counts(shards: Shards, rows: int) -> NDArray[np.float64]:
     """How often each id occurs in the training rows, without padding: (rows,)."""
     counts = np.zeros(rows)
