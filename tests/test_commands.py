@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 
 import pytest
 
+from electra import cli
 from electra.config import from_yaml, override
 from electra.errors import UserError
 from electra.finetune.settings import FinetuneConfig
@@ -122,6 +123,23 @@ def test_what_is_no_number_is_null_in_json(electra, finished, data_folder, monke
     _, out, _ = electra("evaluate", finished, "--data", data_folder, "--json")
     assert "NaN" not in out
     assert json.loads(out)["auc"] is None
+
+
+@pytest.mark.parametrize(
+    ("chosen", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "active"}, "active")]
+)
+def test_idle_threads_sleep_unless_the_user_decides(chosen, policy, tmp_path):
+    """Set before torch is imported, because its OpenMP library reads it then."""
+    code = (
+        "import os, sys; from electra import cli\n"
+        "cli.run_app = lambda: print(os.environ.get('OMP_WAIT_POLICY'), 'torch' in sys.modules)\n"
+        "cli.main()"
+    )
+    variables = {k: v for k, v in os.environ.items() if k not in cli.WAIT_POLICY}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables | chosen, capture_output=True, text=True
+    )
+    assert done.stdout.split() == [policy, "False"]
 
 
 def test_a_polite_stop_is_no_error(electra, finished, monkeypatch):
@@ -443,7 +461,7 @@ def test_too_little_memory_is_told(refused, data_folder, tmp_path):
     out = tmp_path / "run"
     place = ("--data", data_folder, "--out", out)
     sentence = refused("pretrain", "toy", *QUICK, *place, "model.hidden=1000000000000")
-    assert "the memory is too small" in sentence
+    assert "out of memory" in sentence
     assert not out.exists()
 
 

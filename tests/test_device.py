@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from electra import device as module
-from electra.device import choose_precision, knows_bf16, measure_peak
+from electra.device import (
+    available_cpus,
+    choose_precision,
+    knows_bf16,
+    measure_peak,
+    set_cpu_threads,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -24,6 +30,42 @@ def test_bf16_only_where_the_card_knows_it(knows, monkeypatch):
     assert knows_bf16(CUDA) == knows
     assert not knows_bf16(CPU)
     assert choose_precision("auto", CPU) == torch.float32
+
+
+@pytest.fixture
+def threads():
+    """Restore torch's number of threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("quota", "cpus"), [("150000 100000", 1), ("200000 100000", 2), ("50000 100000", 1)]
+)
+def test_threads_stay_within_the_quota_of_a_container(quota, cpus, threads, tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(module, "CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for unlimited in (None, "max 100000"):
+        if unlimited:
+            (tmp_path / "cpu.max").write_text(unlimited)
+        assert available_cpus() == 8
+    (tmp_path / "cpu.max").write_text(quota)
+    assert available_cpus() == cpus
+    torch.set_num_threads(4)
+    set_cpu_threads(0)
+    assert torch.get_num_threads() == cpus
+
+
+def test_the_users_choice_of_threads_wins(threads, monkeypatch):
+    monkeypatch.setattr(module, "available_cpus", lambda: 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    torch.set_num_threads(3)
+    set_cpu_threads(0)
+    assert torch.get_num_threads() == 3
+    set_cpu_threads(2)
+    assert torch.get_num_threads() == 2
 
 
 def test_the_peak_is_the_flops_of_the_best_product(monkeypatch):

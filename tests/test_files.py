@@ -31,6 +31,6 @@ def test_a_full_disk_is_known_whoever_tells():
     assert not is_disk_full(ValueError("28"))
 
 
-def test_a_line_of_json_has_null_for_what_is_no_number_wherever_it_stands():
+def test_json_has_null_for_nan_and_infinity_at_any_depth():
     record = {"a": math.nan, "b": [1.5, (math.inf, {"c": -math.inf})]}
     assert json.loads(to_json(record)) == {"a": None, "b": [1.5, [None, {"c": None}]]}

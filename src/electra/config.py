@@ -1,10 +1,10 @@
 """Strict dataclasses <-> YAML <-> `key=value`; an unknown key is an error with the nearest name.
 
-A configuration is a frozen dataclass kept beside the thing that it configures. The string under a
-field is its help: `electra recipes NAME` shows it, and `config.yaml` has it as a comment.
+A configuration is a frozen dataclass beside the code that it configures. The string under a field
+is its help: `electra recipes NAME` prints it, and `config.yaml` has it as a comment.
 
-A setting that was renamed is still read under its old name, with a warning: a dataclass lists such
-names in `RENAMED_KEYS` and `RENAMED_VALUES`. `ALIASES` lists names that other libraries use; they
+A renamed setting is still read under its old name, with a warning: a dataclass lists such names
+in `RENAMED_KEYS` and `RENAMED_VALUES`. `ALIASES` lists names that other libraries use; they
 are not accepted, but the error names the right one.
 """
 
@@ -26,7 +26,7 @@ C = TypeVar("C")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Nested plain values, ready for YAML or JSON."""
+    """Nested plain values for YAML or JSON."""
     return {
         f.name: to_dict(v) if dataclasses.is_dataclass(v := getattr(config, f.name)) else _plain(v)
         for f in dataclasses.fields(config)
@@ -34,7 +34,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: type[C], values: Mapping[str, Any]) -> C:
-    """Build a configuration; unknown keys and values of the wrong type are refused."""
+    """Build a configuration; unknown keys and wrong types are errors."""
     return _build(kind, update_renamed(kind, values), "", getattr(kind, "ALIASES", {}))
 
 
@@ -56,7 +56,7 @@ def _build(kind: type[C], values: Mapping[str, Any], path: str, aliases: Mapping
 
 
 def override(config: C, assignments: Sequence[str]) -> C:
-    """The configuration with `group.key=value` assignments applied, later ones winning."""
+    """The configuration with `group.key=value` assignments applied; later ones win."""
     values, known = to_dict(config), dict(flatten(config))
     for assignment in assignments:
         key, sign, text = assignment.partition("=")
@@ -74,7 +74,7 @@ def override(config: C, assignments: Sequence[str]) -> C:
 
 
 def update_renamed(kind: type, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Nested settings with the names and values that they have today."""
+    """Nested settings with old names and values replaced by the current ones."""
     if not hasattr(kind, "RENAMED_KEYS"):
         return values
     updated: dict[str, Any] = {}
@@ -88,7 +88,7 @@ def update_renamed(kind: type, values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def update_renamed_flat(kind: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by `group.key` with today's names and values; warns of old names."""
+    """Settings by `group.key` with current names and values; warns about old names."""
     keys: Mapping[str, str] = getattr(kind, "RENAMED_KEYS", {})
     renamed = {old: keys[old] for old in settings if old in keys}
     if renamed:
@@ -127,7 +127,7 @@ def flatten(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def to_yaml(config: Any, indent: int = 0) -> str:
-    """YAML with each field's help as the comment above it."""
+    """YAML with the help of each field as a comment."""
     helps, lines, space = field_helps(type(config)), [], "  " * indent
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
@@ -136,7 +136,7 @@ def to_yaml(config: Any, indent: int = 0) -> str:
         if dataclasses.is_dataclass(value):
             lines += [f"{space}{f.name}:", to_yaml(value, indent + 1).rstrip("\n")]
         else:
-            # In double quotes a line end is written as \n, so that a value has one line.
+            # Double quotes write a line break as \n, so that each value has one line.
             style = '"' if isinstance(value, str) and "\n" in value else None
             text = yaml.safe_dump(
                 _plain(value), default_flow_style=True, default_style=style, width=math.inf
@@ -146,7 +146,7 @@ def to_yaml(config: Any, indent: int = 0) -> str:
 
 
 def from_yaml(kind: type[C], text: str | bytes, source: str) -> C:
-    """Read a configuration that `to_yaml` (or a person) wrote."""
+    """Read a configuration from YAML; `source` is its name in error messages."""
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -183,7 +183,7 @@ def _plain(value: Any) -> Any:
 
 
 def _convert(value: Any, kind: Any, key: str) -> Any:
-    """A value of the declared type, from YAML or from the text behind `=`."""
+    """Convert a value from YAML or the command line to the declared type."""
     origin = typing.get_origin(kind)
     if origin is Literal:
         choices = typing.get_args(kind)

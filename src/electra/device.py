@@ -1,8 +1,9 @@
-"""The hardware of a run: which device, which precision, and what it can do at best."""
+"""The hardware of a run: device, precision, CPU threads and peak speed."""
 
 import contextlib
 import os
 import time
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -11,6 +12,8 @@ from electra.errors import UserError
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16"]
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""The CPU limit of a Linux container: its quota and period in microseconds."""
 
 
 def check_one_process() -> None:
@@ -24,7 +27,7 @@ def check_one_process() -> None:
 
 
 def choose_device(wish: Device, setting: str = "train.device") -> torch.device:
-    """CUDA where it is, then Apple's GPU, then the CPU; a wish that cannot be met is an error."""
+    """'auto' takes CUDA, then MPS, then the CPU; an unavailable device is an error."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if wish == "auto":
         wish = "cuda" if there["cuda"] else "mps" if there["mps"] else "cpu"
@@ -34,28 +37,47 @@ def choose_device(wish: Device, setting: str = "train.device") -> torch.device:
 
 
 def choose_precision(wish: Precision, device: torch.device) -> torch.dtype:
-    """bf16 products on CUDA, fp32 elsewhere; weights and optimizer are fp32 in each case."""
+    """'auto' takes bf16 where the GPU supports it, else fp32; weights are always fp32."""
     if wish == "auto":
         wish = "bf16" if knows_bf16(device) else "fp32"
     return torch.bfloat16 if wish == "bf16" else torch.float32
 
 
 def knows_bf16(device: torch.device) -> bool:
-    """Whether it computes in bf16 itself; a GPU older than Ampere has torch imitate it, slowly."""
+    """Whether the device computes in bf16 natively; torch emulates it, slowly, on older GPUs."""
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def set_cpu_threads(threads: int) -> None:
+    """Use this many CPU threads; 0 keeps torch's choice within the CPUs of this process."""
+    if threads:
+        torch.set_num_threads(threads)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(torch.get_num_threads(), available_cpus()))
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use, by its affinity and its container's CPU quota."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
+    try:
+        quota, period = CPU_QUOTA.read_text(encoding="ascii").split()
+        return min(cpus, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroup v2, or no limit ("max")
+        return cpus
 
 
 def autocast(
     device: torch.device, dtype: torch.dtype, cache: bool = True
 ) -> contextlib.AbstractContextManager[object]:
-    """Products in `dtype`, sums and norms in fp32; `cache` keeps the casts of the weights."""
+    """Matmuls in `dtype`, sums and norms in fp32; `cache` keeps the casts of the weights."""
     if dtype == torch.float32:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype, cache_enabled=cache)
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """Everything that the next random number depends on."""
+    """The state of torch's random number generators."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -65,7 +87,7 @@ def random_state(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def set_random_state(state: dict[str, torch.Tensor]) -> None:
-    """Put back what `random_state` took; a device that is not here any more is passed over."""
+    """Restore what `random_state` returned; devices that are not available are skipped."""
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
@@ -74,7 +96,7 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -82,9 +104,9 @@ def synchronize(device: torch.device) -> None:
 
 
 def measure_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a large matrix product here and now: the yardstick of the live view."""
+    """FLOP/s of a large matmul on this device, measured now."""
     size = 8192 if device.type == "cuda" else 1024
-    own = torch.Generator(device).manual_seed(0)  # the run's random numbers stay untouched
+    own = torch.Generator(device).manual_seed(0)  # leaves the run's random numbers alone
     a = torch.randn(size, size, device=device, dtype=dtype, generator=own)
     best = float("inf")
     for _ in range(5):

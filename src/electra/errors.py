@@ -1,15 +1,15 @@
-"""The one error that a user sees: a sentence that says what is wrong and what to do."""
+"""Errors for users: one sentence that says what is wrong and what to do."""
 
 import importlib
 from types import ModuleType
 
 
 class UserError(Exception):
-    """Something the user can put right; the command line prints it alone and exits with code 2."""
+    """An error that the user can fix; the command line prints it and exits with code 2."""
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional library, or name the extra that brings it."""
+    """Import an optional library, or name the extra that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -20,10 +20,10 @@ def require(module: str, extra: str) -> ModuleType:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """'did you mean …?' for a misspelt name, or the names that there are."""
+    """'did you mean …?' for a misspelt name, or the list of known names."""
     import difflib
 
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if not close:  # a bare last part, as 'lr' for 'optim.lr'
+    if not close:  # only the last part, such as 'lr' for 'optim.lr'
         close = [k for k in known if k.rpartition(".")[2] == name.rpartition(".")[2]][:1]
     return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(sorted(known))}."

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic file writes, checksums and locks."""
 
 import errno
 import hashlib
@@ -21,8 +21,8 @@ def file_sha256(path: Path) -> str:
 
 
 def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file so that it is there whole or not at all, even when the power fails."""
-    # The process id keeps two writers of one file apart.
+    """Write a file completely or not at all, even if the power fails."""
+    # The process id separates two writers of one file.
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         with temporary.open("wb") as file:
@@ -39,10 +39,10 @@ def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
 
 @contextmanager
 def locked(folder: Path, refusal: str) -> Iterator[None]:
-    """Keep a second process out of a folder; the lock dies with the process that holds it."""
+    """Lock a folder against other processes; the lock ends with the process."""
     try:
         import fcntl
-    except ImportError:  # Windows has no such lock; there it is up to the user
+    except ImportError:  # Windows has no such lock
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -59,8 +59,8 @@ def locked(folder: Path, refusal: str) -> Iterator[None]:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a file could not be written for lack of room."""
+    """Whether a file could not be written because the disk is full."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in FULL
-    number = re.search(r"(?:os error|Errno) (\d+)", str(error))  # of safetensors, and of shutil
+    number = re.search(r"(?:os error|Errno) (\d+)", str(error))  # safetensors and shutil
     return number is not None and int(number[1]) in FULL

@@ -1,4 +1,4 @@
-"""Files of JSON lines: a record each."""
+"""JSON lines: one record per line."""
 
 import json
 import math
@@ -8,19 +8,19 @@ from typing import Any
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The records of a file, none without a file; one that a crash cut short is passed over."""
+    """The records of a file, or none if it does not exist; truncated lines are skipped."""
     lines = path.read_bytes().split(b"\n") if path.is_file() else []
     read = []
     for line in lines:
         try:
-            read.append(json.loads(line))  # half a letter is an error here, too
+            read.append(json.loads(line))  # half a UTF-8 character is a ValueError too
         except ValueError:
             continue
     return read
 
 
 def to_json(record: Mapping[str, Any]) -> str:
-    """A line of JSON, which has no word for a value that is not a number: null takes its place."""
+    """One line of JSON; NaN and infinity, which JSON lacks, become null."""
     return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
 
 
@@ -28,7 +28,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     return value

@@ -1,4 +1,4 @@
-"""The folder of a run, one process at a time, and the signals that end it politely."""
+"""The run folder, locked by one process at a time, and signals that stop a run."""
 
 import contextlib
 import os
@@ -11,11 +11,11 @@ from electra.errors import UserError
 from electra.files import locked
 
 PROCESS = "process"
-"""The file in a run's folder that says who holds it."""
+"""The file in a run folder that names the process that uses it."""
 
 
 def check_out_dir(out: Path, what: str, *marks: str) -> None:
-    """Refuse a file, and a folder with other things than `what`, which one of `marks` shows."""
+    """Refuse a file, and a folder with content but none of `marks`, the files of a `what`."""
     if out.exists() and not out.is_dir():
         raise UserError(f"'{out}' is a file: name a folder with --out.")
     found = {path.name for path in out.iterdir()} - {PROCESS} if out.exists() else set()
@@ -25,7 +25,7 @@ def check_out_dir(out: Path, what: str, *marks: str) -> None:
 
 @contextlib.contextmanager
 def lock_run_dir(run: Path) -> Iterator[None]:
-    """Hold the run folder; the lock dies with its process, however that ends."""
+    """Lock the run folder; the lock ends with the process."""
     run.mkdir(parents=True, exist_ok=True)
     note = run / PROCESS
     holder = note.read_text(encoding="utf-8") if note.is_file() else "another process"
@@ -36,9 +36,9 @@ def lock_run_dir(run: Path) -> Iterator[None]:
 
 
 class GracefulStop:
-    """SIGTERM, Ctrl-C or a closed terminal: the loop sees `signal` at the next step and saves.
+    """On SIGTERM, Ctrl-C or a closed terminal, sets `signal`; the loop then saves and stops.
 
-    A second one aborts.
+    A second signal aborts.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class GracefulStop:
 
     def __enter__(self) -> "GracefulStop":
         numbers = [signal.SIGTERM, signal.SIGINT]
-        hangup = getattr(signal, "SIGHUP", None)  # Windows has none, and nohup ignores it
+        hangup = getattr(signal, "SIGHUP", None)  # not on Windows; nohup ignores it
         if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
             numbers.append(hangup)
         for number in numbers:

@@ -7,30 +7,30 @@ from types import SimpleNamespace
 import pytest
 
 from electra.bench import estimate as module
-from electra.bench.estimate import estimate_run, whole_steps
+from electra.bench.estimate import estimate_run, total_steps
 from electra.config import override
 from electra.errors import UserError
 from electra.train.pretrain import flops_per_row, resolve_data
 
 
-def test_a_stretch_has_all_that_a_run_has(tiny, console):
+def test_the_measured_run_validates_and_saves(tiny, console):
     config = override(
         tiny, ["train.budget=1000steps", "train.validate_every=5", "train.checkpoint_every=10"]
     )
     found = estimate_run(config, "2s", console)
     assert found.steps > 10
     assert 2 <= found.seconds < 20
-    assert found.looks == (found.steps - 1) // 5
+    assert found.validations == (found.steps - 1) // 5
     assert found.checkpoints == (found.steps - 1) // 10
-    assert found.whole_steps == 1000
-    assert found.whole_seconds == pytest.approx(1000 * found.seconds / found.steps)
+    assert found.total_steps == 1000
+    assert found.total_seconds == pytest.approx(1000 * found.seconds / found.steps)
     tokens = found.steps * config.data.batch_size * config.data.seq_length
     assert found.tokens_per_second == pytest.approx(tokens / found.seconds)
 
 
-def test_what_is_whole(tiny):
+def test_the_total_steps_of_a_budget(tiny):
     def steps(budget: str) -> int:
-        return whole_steps(replace(tiny, train=replace(tiny.train, budget=budget)))
+        return total_steps(replace(tiny, train=replace(tiny.train, budget=budget)))
 
     each = tiny.data.batch_size * tiny.data.seq_length
     assert steps("70steps") == 70
@@ -42,13 +42,15 @@ def test_what_is_whole(tiny):
 
 def test_the_command(electra, refused, data_folder):
     sizes = ("model.hidden=32", "model.embedding=16", "data.seq_length=32", "data.batch_size=8")
-    command = ("bench", "whole", "toy", *sizes, "train.device=cpu", "--data", data_folder)
-    code, out, _ = electra(*command, "--stretch", "1s")
+    command = ("bench", "estimate", "toy", *sizes, "train.device=cpu", "--data", data_folder)
+    code, out, _ = electra(*command, "--for", "1s")
     assert code == 0
     assert "4,000 steps would take 0 h" in out
     code, out, _ = electra(*command, "--stretch", "1s", "--json")
-    assert json.loads(out)["whole_steps"] == 4000
-    assert "write a time" in refused(*command, "--stretch", "100steps")
+    assert json.loads(out)["total_steps"] == 4000
+    assert "is not a time" in refused(*command, "--for", "100steps")
+    old = ("bench", "whole", *command[2:])
+    assert "is not a time" in refused(*old, "--stretch", "100steps")  # the old name still works
 
 
 def test_flops_are_those_of_the_datas_vocabulary(tiny, console):
@@ -57,17 +59,19 @@ def test_flops_are_those_of_the_datas_vocabulary(tiny, console):
     filled = resolve_data(tiny)[0]
     each = filled.data.batch_size * flops_per_row(filled)
     found = estimate_run(override(tiny, [f"train.budget={25 * each}flops"]), "1s", console)
-    assert found.whole_steps == 25
+    assert found.total_steps == 25
 
 
 def test_what_comes_after_the_last_step_is_not_in_between(tiny, console, monkeypatch):
     state = SimpleNamespace(step=20, seconds=4.0, tokens=100)
-    looks = [{"kind": "held_out", "step": step} for step in (5, 10, 15, 20)]
+    validated = [{"kind": "held_out", "step": step} for step in (5, 10, 15, 20)]
     monkeypatch.setattr(module, "start", lambda *_: 0)
     monkeypatch.setattr(module, "checkpoints", lambda _: ["last"])
     monkeypatch.setattr(module, "read_state", lambda _: state)
-    monkeypatch.setattr(module, "read_metrics", lambda _: [{"kind": "train", "step": 5}, *looks])
+    monkeypatch.setattr(
+        module, "read_metrics", lambda _: [{"kind": "train", "step": 5}, *validated]
+    )
     config = override(tiny, ["train.budget=1000steps", "train.checkpoint_every=10"])
     found = estimate_run(config, "2s", console)
-    assert (found.looks, found.checkpoints) == (3, 1)
-    assert (found.whole_seconds, found.tokens_per_second) == (200.0, 25.0)
+    assert (found.validations, found.checkpoints) == (3, 1)
+    assert (found.total_seconds, found.tokens_per_second) == (200.0, 25.0)

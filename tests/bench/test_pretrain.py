@@ -80,7 +80,7 @@ def test_the_first_third_of_the_reports_does_not_count(tiny, console, monkeypatc
     assert found.peak_share == pytest.approx(0.065)
 
 
-def test_the_yardstick_is_in_tokens(tiny, console, monkeypatch):
+def test_the_peak_is_in_tokens(tiny, console, monkeypatch):
     """As many rows as the peak's FLOPs allow, each of so many tokens."""
     limits = []
     monkeypatch.setattr(module, "measure_peak", lambda *_: 1e12)

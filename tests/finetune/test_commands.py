@@ -54,7 +54,7 @@ def test_keyboard_interrupt(electra, model_folder, reviews, tmp_path, monkeypatc
     command = ("finetune", model_folder, "classify", "--data", reviews, "--out", tmp_path / "out")
     code, _, err = electra(*command)
     assert code == 130
-    assert err.endswith("The same command goes on where this one stops.\nerror: stopped.\n")
+    assert err.endswith("Run the same command again to continue.\nerror: stopped.\n")
 
 
 def test_columns_by_name(electra, model_folder, tmp_path):

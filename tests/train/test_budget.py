@@ -58,7 +58,7 @@ def test_read(text, amount, unit):
         ),
     ],
 )
-def test_what_is_no_budget_is_refused_with_examples(text):
+def test_an_invalid_budget_is_refused_with_examples(text):
     with pytest.raises(UserError, match=r"is not a budget: .*1e16flops, 25min"):
         parse_budget(text)
 
@@ -81,7 +81,7 @@ def test_steps_until_it_is_spent(budget, steps):
     assert parse_budget(budget).steps(tokens_per_step=10, flops_per_step=1000) == steps
 
 
-def test_the_clock_does_not_say_how_many_steps():
+def test_a_time_budget_has_no_number_of_steps():
     assert parse_budget("2h").steps(tokens_per_step=10, flops_per_step=1000) is None
 
 

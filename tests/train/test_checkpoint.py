@@ -81,7 +81,7 @@ def test_weights_may_be_read_by_whom_any_new_file_may(mask, tiny, tmp_path, cons
     assert modes == {0o666 & ~mask}
 
 
-def test_a_disk_that_takes_no_more_is_told_in_one_sentence(finished, data_folder, tmp_path):
+def test_a_full_disk_gives_one_sentence(finished, data_folder, tmp_path):
     """For real: the system refuses files above 40 kB, in the middle of writing the tensors."""
     out = tmp_path / "run"
     code = (
@@ -271,7 +271,7 @@ def test_a_checkpoint_of_another_model_is_refused(finished, tmp_path, console):
         resume(out, console)
     del weights[name]
     save_file(weights, last / "model.safetensors")
-    with pytest.raises(UserError, match=f"{name} is on one side only"):
+    with pytest.raises(UserError, match=f"{name} is missing in one of them"):
         resume(out, console)
 
 

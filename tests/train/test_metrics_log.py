@@ -1,4 +1,4 @@
-"""metrics.jsonl is the source of truth; trackers are told the same figures."""
+"""metrics.jsonl is the source of truth; trackers are told the same metrics."""
 
 import json
 import sys
@@ -23,12 +23,12 @@ def test_written_and_read(tmp_path):
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()  # which is not JSON
 
 
-def test_a_tracker_hears_figures_alone_and_no_value_that_is_no_number(tmp_path):
+def test_a_logger_gets_finite_metrics_only(tmp_path):
     calls = []
 
     class Heard:
-        def log(self, figures, step):
-            calls.append((figures, step))
+        def log(self, metrics, step):
+            calls.append((metrics, step))
 
     record = MetricsLog(tmp_path, Heard())
     record.write("held_out", 5, auc=float("nan"), loss=1.5, reward=float("inf"))
@@ -63,13 +63,13 @@ def test_rewind_forgets_what_came_after(tmp_path):
     assert read_metrics(tmp_path) == []
 
 
-def test_no_file_is_no_figures(tmp_path):
+def test_a_missing_file_has_no_metrics(tmp_path):
     assert read_metrics(tmp_path) == []
     MetricsLog(tmp_path).rewind(0)
     assert open_logger("none", tmp_path, {}) is None
 
 
-def test_tensorboard_has_the_figures(tiny, with_train, tmp_path, console):
+def test_tensorboard_has_the_metrics(tiny, with_train, tmp_path, console):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     out = tmp_path / "run"
@@ -97,11 +97,11 @@ def test_tensorboard_has_them_while_the_run_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_dashboards_are_told(name, tiny, with_train, tmp_path, console, monkeypatch):
+def test_dashboards_get_the_metrics(name, tiny, with_train, tmp_path, console, monkeypatch):
     calls = []
     fake = ModuleType(name)
     fake.init = lambda **settings: calls.append(("init", settings))
-    fake.log = lambda figures, step: calls.append(("log", step, figures))
+    fake.log = lambda metrics, step: calls.append(("log", step, metrics))
     fake.finish = lambda: calls.append(("finish",))
     monkeypatch.setitem(sys.modules, name, fake)
     start(with_train(tiny, budget="10steps", logger=name), tmp_path / "run", console)
@@ -116,7 +116,7 @@ def test_dashboards_are_told(name, tiny, with_train, tmp_path, console, monkeypa
     assert all(isinstance(v, int | float) for call in told for v in call[2].values())
 
 
-def test_a_tracker_is_closed_when_the_run_fails(tiny, with_train, tmp_path, console, monkeypatch):
+def test_a_logger_is_closed_when_the_run_fails(tiny, with_train, tmp_path, console, monkeypatch):
     calls = []
     fake = ModuleType("wandb")
     fake.init = lambda **_: None

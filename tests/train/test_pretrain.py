@@ -106,7 +106,7 @@ def test_data_without_held_out_rows_is_refused_before_anything_is_made(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_broken_run_keeps_its_figures(tiny, with_train, tmp_path, console):
+def test_a_failed_run_keeps_its_metrics(tiny, with_train, tmp_path, console):
     """Only a run that was refused before its first step leaves nothing behind."""
     config = replace(tiny, optim=replace(tiny.optim, lr=1e30, warmup=0.0))
     with pytest.raises(UserError, match="not a finite number"):

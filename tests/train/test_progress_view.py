@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from electra.train import progress_view
-from electra.train.progress_view import ProgressView, clock, metrics_present, shown
+from electra.train.progress_view import ProgressView, clock, format_metric, metrics_present
 
 TRAIN = {
     "loss": 12.0,
@@ -83,8 +83,8 @@ def test_a_log_gets_plain_lines(monkeypatch):
         ("auc", float("nan"), "–"),
     ],
 )
-def test_figures_as_people_read_them(key, value, text):
-    assert shown(key, value) == text
+def test_metrics_are_formatted_for_people(key, value, text):
+    assert format_metric(key, value) == text
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_clock(seconds, text):
 
 
 def test_shares_are_shown_in_per_cent_and_losses_are_not():
-    for key, _ in (*progress_view.FIGURES, *progress_view.OTHER_FIGURES):
-        share = key.endswith(("accuracy", "precision", "recall", "rate"))
-        assert shown(key, 0.25) == ("25.0%" if share else "0.250"), key
+    for key, _ in (*progress_view.METRICS, *progress_view.OTHER_METRICS):
+        share = key.endswith(("accuracy", "above_floor", "precision", "recall", "rate"))
+        assert format_metric(key, 0.25) == ("25.0%" if share else "0.250"), key
 
 
 def test_one_network_has_one_loss():

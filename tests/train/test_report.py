@@ -10,7 +10,7 @@ import pytest
 
 from electra.errors import UserError
 from electra.train.metrics_log import MetricsLog, read_metrics
-from electra.train.progress_view import metrics_present, shown
+from electra.train.progress_view import format_metric, metrics_present
 from electra.train.report import PANELS, _amount, series, write_report
 
 
@@ -32,10 +32,10 @@ def test_the_picture_and_the_page(finished, tmp_path):
     assert base64.b64decode(image) == picture.read_bytes()
     assert not re.findall(r'(?:src|href)="(?!data:)', text)  # nothing beside it
     held_out = [line for line in read_metrics(finished) if line["kind"] == "held_out"][-1]
-    assert len(metrics_present(held_out)) == 9
+    assert len(metrics_present(held_out)) == 13  # nine of the paper, four diagnostics
     for key, label in metrics_present(held_out):
         assert f"<td>{label}</td>" in text
-        assert f"<b>{shown(key, held_out[key])}</b>" in text
+        assert f"<b>{format_metric(key, held_out[key])}</b>" in text
     assert "20 steps · 5.1 k tokens" in text
     assert "hidden: 32" in text  # the configuration
     assert not [p.name for p in finished.iterdir() if p.name.startswith("report")]
@@ -49,7 +49,7 @@ def test_every_curve_has_points(finished):
             assert points, f"{name}: {kind} {figure}"
 
 
-def test_a_curve_has_the_figures_of_its_kind_where_they_are_known():
+def test_a_curve_has_the_known_values_of_its_kind():
     lines = [("train", 5, 1.0), ("held_out", 5, 2.0), ("train", 10, None), ("train", 15, 0.0)]
     metrics = [{"kind": kind, "step": step, "loss": loss} for kind, step, loss in lines]
     assert series(metrics, "train", "loss") == ([5, 15], [1.0, 0.0])
@@ -79,16 +79,16 @@ def test_warnings_appear_and_are_escaped(finished, tmp_path):
     MetricsLog(run).write("event", 15, message="The <discriminator> has collapsed")
     _, page = write_report(run)
     text = page.read_text(encoding="utf-8")
-    assert "The run says of itself" in text
+    assert "<b>Warnings</b>" in text
     assert "<li>step 15: The &lt;discriminator&gt; has collapsed</li>" in text
     assert "started" not in text
     assert "<title>a $_$ &lt;run&gt;</title>" in text
 
 
 def test_a_run_that_has_just_begun(tmp_path):
-    """Training figures but no held-out ones yet, and one that is not known."""
+    """Training metrics but no held-out ones yet, and one that is not known."""
     MetricsLog(tmp_path).write("event", 0, message="started")
-    with pytest.raises(UserError, match="no figures yet"):
+    with pytest.raises(UserError, match="no metrics yet"):
         write_report(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
     MetricsLog(tmp_path).write("train", 5, loss=1.0, tokens=10, seconds=1.0, mlm_loss=float("nan"))

@@ -1,4 +1,4 @@
-"""Held-out figures against scikit-learn and scipy."""
+"""Held-out metrics against scikit-learn and scipy."""
 
 import shutil
 
@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import entropy
 from sklearn.metrics import accuracy_score, precision_score, recall_score, roc_auc_score
 
 from electra.errors import UserError
@@ -18,7 +17,7 @@ from electra.objectives.rtd import ReplacedTokenDetection
 from electra.objectives.settings import ObjectiveConfig
 from electra.text.prepare import prepare
 from electra.train.evaluate import evaluate, restore_run
-from electra.train.validation import auc, unigram_entropy, validate
+from electra.train.validation import auc, validate
 
 LENGTH = 24
 
@@ -73,7 +72,7 @@ def rows():
 
 
 @pytest.mark.parametrize("micro_batch", [5, 17])
-def test_figures_are_those_of_scikit_learn(micro_batch, objective, rows):
+def test_metrics_agree_with_scikit_learn(micro_batch, objective, rows):
     """Over the real tokens of all batches together: no padding, no mean of ratios."""
     seen = []
     objective.register_forward_hook(lambda _, given, outcome: seen.append((given, outcome)))
@@ -107,7 +106,7 @@ def test_padding_does_not_count(objective, rows):
     assert validate(objective, other, 5, torch.float32) == before
 
 
-def test_each_look_is_the_same_and_leaves_no_trace(objective, rows):
+def test_each_validation_is_the_same_and_leaves_no_trace(objective, rows):
     objective.train()
     torch.rand(5)
     random = torch.get_rng_state()
@@ -127,18 +126,8 @@ def test_dropout_is_off_while_measuring(objective, rows):
     objective.discriminator.register_forward_hook(lambda m, *_: modes.append(m.training))
     objective.train()
     validate(objective, rows, 9, torch.float32)
-    assert modes == [False, False]
-
-
-@settings(deadline=None, max_examples=50)
-@given(
-    ids=st.lists(st.integers(0, 30), min_size=4, max_size=80), special=st.sets(st.integers(0, 9))
-)
-def test_unigram_entropy(ids, special):
-    rows = np.array([[*ids, 3, len(ids)]], dtype=np.int32)  # the last two columns are no tokens
-    kept = [i for i in ids if i not in special]
-    expected = entropy(np.bincount(kept)) if kept else 0.0
-    assert unigram_entropy(rows, tuple(special)) == pytest.approx(expected, abs=1e-9)
+    assert len(modes) >= 2
+    assert not any(modes)
 
 
 def test_a_run_is_evaluated_in_its_own_precision_and_micro_batches(

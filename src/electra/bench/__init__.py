@@ -1,1 +1,1 @@
-"""Speed against a peer, in one run on one machine."""
+"""Speed of training, compared with transformers in one process."""

@@ -1,4 +1,4 @@
-"""`electra bench whole`: how long all of a recipe would take, from a stretch of it."""
+"""`electra bench estimate`: how long a recipe takes, from a few minutes of it."""
 
 import tempfile
 from dataclasses import dataclass
@@ -17,45 +17,44 @@ from electra.train.settings import PretrainConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A stretch as it was, and the whole run at its pace."""
+    """What was measured, and the recipe at that pace."""
 
     steps: int
     seconds: float
-    """Of the stretch, from the first step to the last, with all that comes between."""
-    looks: int
-    """At held-out text, in between."""
+    """From the first step to the last, with reports, validation and checkpoints in between."""
+    validations: int
     checkpoints: int
     tokens_per_second: float
-    whole_steps: int
-    whole_seconds: float
+    total_steps: int
+    total_seconds: float
 
 
-def estimate_run(config: PretrainConfig, stretch: str, console: Console) -> Estimate:
-    """An ordinary run for that time, with its reports, validation and checkpoints."""
-    if parse_budget(stretch).unit != "seconds":
-        raise UserError(f"--stretch {stretch}: write a time, as 3min.")
+def estimate_run(config: PretrainConfig, duration: str, console: Console) -> Estimate:
+    """Train for `duration` and extrapolate to the budget of the recipe."""
+    if parse_budget(duration).unit != "seconds":
+        raise UserError(f"--for {duration} is not a time: write for example 3min.")
     config = resolve_data(config)[0]  # FLOPs depend on the vocabulary
-    total = whole_steps(config)
+    total = total_steps(config)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        if start(override(config, [f"train.budget={stretch}"]), out, console):
+        if start(override(config, [f"train.budget={duration}"]), out, console):
             raise UserError("The run was stopped before it was measured.")
         state = read_state(checkpoints(out)[-1])
-        looks = [line["step"] for line in read_metrics(out) if line["kind"] == "held_out"]
+        validated = [line["step"] for line in read_metrics(out) if line["kind"] == "held_out"]
     return Estimate(
         steps=state.step,
         seconds=state.seconds,
-        # Those after the last step come when the clock has stopped
-        looks=sum(step < state.step for step in looks),
+        # The last validation comes after the clock has stopped.
+        validations=sum(step < state.step for step in validated),
         checkpoints=(state.step - 1) // config.train.checkpoint_every,
         tokens_per_second=state.tokens / state.seconds,
-        whole_steps=total,
-        whole_seconds=total * state.seconds / state.step,
+        total_steps=total,
+        total_seconds=total * state.seconds / state.step,
     )
 
 
-def whole_steps(config: PretrainConfig) -> int:
-    """Steps of the recipe's own budget."""
+def total_steps(config: PretrainConfig) -> int:
+    """Steps of the recipe's budget."""
     steps = budget_steps(config)
     if steps is None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""`electra bench pretrain`: tokens per second of a recipe, beside transformers' classes."""
+"""`electra bench pretrain`: training speed of a recipe, compared with transformers."""
 
 import gc
 import statistics
@@ -37,25 +37,25 @@ from electra.train.settings import PretrainConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """What a side does, and the memory that it needs."""
+    """Speed and memory of one implementation."""
 
     tokens_per_second: float
-    """Median over the stretches that were measured."""
+    """Median over the measured intervals."""
     slowest: float
     fastest: float
     peak_share: float
-    """The arithmetic that the step needs by its definition, of what a large product reaches here;
-    the same count for both sides, whatever they compute besides."""
+    """FLOP/s of the step over those of a large matmul; both implementations count the same FLOPs,
+    whatever they compute in addition."""
     memory_gib: float | None
-    """Peak on a CUDA device, the memory of a graph included."""
+    """Peak memory on a CUDA device, including the CUDA graph."""
 
 
 def bench_pretrain(
     config: PretrainConfig, steps: int, peer_steps: int, console: Console
 ) -> dict[str, Speed]:
-    """Our speed, and the peer's if it gets steps."""
+    """The speed of electra, and of transformers if `peer_steps` is not 0."""
     if config.objective.kind != "rtd":
-        raise UserError("The peer knows only objective.kind=rtd: leave it at that.")
+        raise UserError("transformers has only objective.kind=rtd: leave out objective.kind.")
     config, shards, vocab = resolve_data(config)
     device = choose_device(config.train.device)
     peak = measure_peak(device, choose_precision(config.train.precision, device))
@@ -67,10 +67,7 @@ def bench_pretrain(
 
 
 def ours(config: PretrainConfig, steps: int, limit: float, console: Console) -> Speed:
-    """An ordinary run of some steps; what its own reports say, without the first third.
-
-    On CUDA that is the replay of a graph, batches read beside it, as in every run.
-    """
+    """The speed that an ordinary run reports, without the first third of its reports."""
     every = max(1, steps // 9)
     changes = [f"train.budget={steps}steps", f"train.report_every={every}"]
     changes += ["train.validate_every=1000000", "train.checkpoint_every=1000000"]
@@ -86,9 +83,9 @@ def ours(config: PretrainConfig, steps: int, limit: float, console: Console) -> 
 def theirs(
     config: PretrainConfig, steps: int, limit: float, shards: Shards, vocab: Vocabulary
 ) -> Speed:
-    """The joint step with transformers' two classes, as their documentation would have it.
+    """The speed of the same step with transformers' two classes.
 
-    Eager, scaled dot product attention, the vocabulary at every position, torch's fused AdamW.
+    Eager, with SDPA, logits at every position and torch's fused AdamW, as its documentation does.
     """
     device = choose_device(config.train.device)
     dtype = choose_precision(config.train.precision, device)
@@ -109,7 +106,7 @@ def timed(
     config: PretrainConfig,
     device: torch.device,
 ) -> Iterator[float]:
-    """Tokens per second of each third of the steps, after a few that only warm up."""
+    """Tokens per second in each of three intervals, after some warm-up steps."""
     for _ in range(max(1, steps // 4)):
         take(next(rows))
     for _ in range(3):
@@ -123,7 +120,7 @@ def timed(
 
 
 def build_peer(config: PretrainConfig, pad_id: int) -> nn.ModuleDict:
-    """Both classes of transformers, with shared embeddings."""
+    """transformers' generator and discriminator, with shared embeddings."""
     library: Any = require("transformers", "dev")
     kinds = {
         "discriminator": (library.ElectraForPreTraining, config.model),
@@ -187,7 +184,7 @@ def peer_step(
 
 
 def speed(measured: list[float], limit: float) -> Speed:
-    """The figures of some stretches; `limit` is the tokens per second at the hardware's peak."""
+    """Summarise intervals; `limit` is the tokens per second at the hardware's peak."""
     memory = None
     if torch.cuda.is_available():
         memory = torch.cuda.max_memory_allocated() / 2**30

@@ -1,4 +1,4 @@
-"""The verbs that measure speed."""
+"""The commands that measure speed."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,29 +8,33 @@ import typer
 from electra.cli.console import consoles
 from electra.cli.train import Json, Settings
 
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe (see `electra recipes`) or a YAML file.")
+]
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed.")
 
 
 @bench_app.command("pretrain")
 def pretrain(
-    name: Annotated[str, typer.Argument(metavar="RECIPE", help="One of  electra recipes .")],
+    name: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A recipe (see `electra recipes`).")
+    ],
     settings: Settings = None,
     *,
-    data: Annotated[Path, typer.Option(help="The folder that  electra prepare  wrote.")],
-    steps: Annotated[int, typer.Option(help="Steps of ours to measure.", min=9)] = 90,
+    data: Annotated[Path, typer.Option(help="The folder that `electra prepare` wrote.")],
+    steps: Annotated[int, typer.Option(help="Steps of electra to measure.", min=9)] = 90,
     peer_steps: Annotated[
-        int, typer.Option(help="Steps of the peer; 0 leaves it out.", min=0)
+        int, typer.Option(help="Steps of transformers to measure; 0 skips it.", min=0)
     ] = 40,
     batches: Annotated[
-        str, typer.Option(help="Rows in a step, one or several: 128,1024; else the recipe's.")
+        str, typer.Option(help="Batch sizes, such as 128,1024; by default the recipe's.")
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Measure a recipe's tokens per second, and those of transformers' classes on the same data.
+    """Compare the training speed of a recipe with transformers on the same data.
 
-    Ours is an ordinary run, on CUDA with each step as one graph; the peer is a plain loop with
-    ElectraForMaskedLM and ElectraForPreTraining, eager, which needs the library transformers.
-    Peak is the share of what a large matrix product reaches on this device.
+    The peer is an eager loop over `ElectraForMaskedLM` and `ElectraForPreTraining`; it needs the
+    transformers library. "of peak" is the share of the FLOP/s that a large matmul reaches here.
 
     Example:  electra bench pretrain paper.small --data shards train.compile=true
     """
@@ -67,20 +71,26 @@ def pretrain(
     console.print(table)
 
 
-@bench_app.command("whole")
-def whole(
-    name: Annotated[str, typer.Argument(metavar="RECIPE", help="One of  electra recipes .")],
+@bench_app.command("whole", hidden=True)  # the old name
+@bench_app.command("estimate")
+def estimate(
+    name: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A recipe (see `electra recipes`).")
+    ],
     settings: Settings = None,
     *,
-    data: Annotated[Path, typer.Option(help="The folder that  electra prepare  wrote.")],
-    stretch: Annotated[str, typer.Option(help="For how long to train, as 3min or 90s.")] = "3min",
+    data: Annotated[Path, typer.Option(help="The folder that `electra prepare` wrote.")],
+    duration: Annotated[
+        str,
+        typer.Option("--for", "--stretch", help="How long to train, such as 3min or 90s."),
+    ] = "3min",
     as_json: Json = False,
 ) -> None:
-    """Train for a few minutes, and say how long the whole recipe would take at this pace.
+    """Train for a few minutes and estimate how long the recipe takes at this pace.
 
-    An ordinary run, with its reports, looks at held-out text and checkpoints, which is thrown away.
+    This is an ordinary run with reports, validation and checkpoints; it is deleted at the end.
 
-    Example:  electra bench whole paper.small --data shards --stretch 3min
+    Example:  electra bench estimate paper.small --data shards --for 3min
     """
     import json
     from dataclasses import asdict
@@ -91,15 +101,15 @@ def whole(
 
     console, progress = consoles()
     config = override(recipe(name), [*(settings or []), f"data.folder={data}"])
-    found = estimate_run(config, stretch, progress)
+    found = estimate_run(config, duration, progress)
     if as_json:
         typer.echo(json.dumps(asdict(found)))
         return
-    hours, minutes = divmod(round(found.whole_seconds / 60), 60)
+    hours, minutes = divmod(round(found.total_seconds / 60), 60)
     console.print(
-        f"{found.steps:,} steps in {found.seconds:.0f} s, {found.looks} looks at held-out text and "
-        f"{found.checkpoints} checkpoints among them: {found.tokens_per_second:,.0f} tokens/s. "
-        f"{found.whole_steps:,} steps would take {hours} h {minutes} min.",
+        f"{found.steps:,} steps in {found.seconds:.0f} s, with {found.validations} validations and "
+        f"{found.checkpoints} checkpoints: {found.tokens_per_second:,.0f} tokens/s. "
+        f"{found.total_steps:,} steps would take {hours} h {minutes} min.",
         highlight=False,
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""Where the verbs print: results on standard output, progress and warnings on standard error."""
+"""Console output: results on standard output, progress and warnings on standard error."""
 
 import errno
 import os
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 GONE = (errno.EPIPE, errno.EIO)
-"""What a write fails with when the reader of a pipe has left, and when a terminal is closed."""
+"""Errors of a write to a closed pipe and to a closed terminal."""
 
 
 def consoles() -> "tuple[Console, Console]":
-    """Where results go (standard output) and where progress goes (standard error)."""
+    """Consoles for results (standard output) and for progress (standard error)."""
     from rich.console import Console
 
     return Console(), Console(stderr=True)
@@ -31,25 +31,25 @@ def warn(warnings: Sequence[str]) -> None:
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Around work of which what is done is kept: says so to who stops it."""
+    """On Ctrl-C, say that the same command continues the work."""
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("The same command goes on where this one stops.", err=True)
+        typer.echo("Run the same command again to continue.", err=True)
         raise
 
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """For the verbs that fill a folder: they go on, in silence, when nobody reads any more."""
-    # A stream that was closed from the start is None, and stays it.
+    """Keep a command running, silently, after the reader of its output has gone."""
+    # A stream that was closed from the start is None and stays None.
     out, err = (cast(TextIO, stream and Lasting(stream)) for stream in (sys.stdout, sys.stderr))
     with redirect_stdout(out), redirect_stderr(err):
         yield
 
 
 class Lasting:
-    """A stream that never fails for want of a reader."""
+    """A stream whose writes succeed even if its reader has gone."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -64,12 +64,12 @@ class Lasting:
     def flush(self) -> None:
         self._attempt(self.stream.flush)
 
-    def _attempt(self, what: Callable[..., object], *given: str) -> None:
+    def _attempt(self, write: Callable[..., object], *text: str) -> None:
         try:
-            what(*given)
+            write(*text)
         except OSError as error:
             if error.errno not in GONE:
                 raise
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.stream.fileno())  # also for what its buffer still holds
-            os.close(nowhere)
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, self.stream.fileno())  # also for what its buffer still holds
+            os.close(devnull)

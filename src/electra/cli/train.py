@@ -1,4 +1,4 @@
-"""The verbs around a run: recipes, pretrain, evaluate, report."""
+"""The commands around a run: `recipes`, `pretrain`, `evaluate`, `report`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="Settings of the recipe to change, as  optim.lr=1e-3  or  model.layers=8.",
+        help="Settings to change, such as `optim.lr=1e-3` or `model.layers=8`.",
         show_default=False,
     ),
 ]
@@ -20,19 +20,19 @@ Settings = Annotated[
 
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A recipe, or a YAML file with one.")
+        str | None, typer.Argument(metavar="NAME", help="A recipe, or a YAML file.")
     ] = None,
     settings: Settings = None,
 ) -> None:
-    """List the recipes, or print one with all its settings and what each of them means.
+    """List the recipes, or print one recipe with all its settings and their help.
 
     Example:  electra recipes paper.small > mine.yaml
     """
     from electra.recipes import RECIPES, recipe
 
     if name is None:
-        for known, summary in RECIPES.items():
-            typer.echo(f"{known:14}{summary}")
+        for known, entry in RECIPES.items():
+            typer.echo(f"{known:14}{entry.summary}")
         return
     from electra.config import override, to_yaml
 
@@ -45,36 +45,35 @@ def pretrain(
         str | None,
         typer.Argument(
             metavar="RECIPE",
-            help="One of  electra recipes , or a YAML file; not needed with --resume.",
+            help="A recipe (see `electra recipes`) or a YAML file; not needed with --resume.",
             show_default=False,
         ),
     ] = None,
     settings: Settings = None,
     *,
-    out: Annotated[Path, typer.Option(help="The folder of the run.")],
+    out: Annotated[Path, typer.Option(help="The run folder.")],
     data: Annotated[
         Path | None,
-        typer.Option(help="The folder that  electra prepare  wrote.", show_default=False),
+        typer.Option(help="The folder that `electra prepare` wrote.", show_default=False),
     ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
-            help="How long: 25min, 2h, 10000steps, 1e9tokens, 1e16flops. The schedule fits itself.",
+            help="Length of the run: 25min, 2h, 10000steps, 1e9tokens or 1e16flops. The "
+            "learning rate schedule adapts to it.",
             show_default="the recipe's",
         ),
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume", help="Go on with the run in --out; where there is none, start it."
-        ),
+        typer.Option("--resume", help="Continue the run in --out; if there is none, start it."),
     ] = False,
 ) -> None:
-    """Pre-train an encoder by replaced token detection, or by another  objective.kind .
+    """Pre-train an encoder by replaced token detection or another `objective.kind`.
 
-    The run folder gets checkpoints with everything that is needed to go on, and in each of them
-    the networks, mostly `discriminator` and `generator`, as folders that transformers loads.
-    Ctrl-C, SIGTERM or a closed terminal saves and stops; the same line with --resume goes on.
+    The run folder gets checkpoints with everything needed to resume. Each of them also has the
+    networks (`discriminator` and `generator`) as folders that transformers loads. Ctrl-C, SIGTERM
+    or a closed terminal saves a checkpoint and stops; the same command with --resume continues.
 
     Example:  electra pretrain paper.small --data shards --out runs/first --budget 2h optim.lr=1e-3
     """
@@ -99,18 +98,18 @@ def pretrain(
     if name is None:
         raise UserError("Name a recipe: 'electra recipes' lists them.")
     if data is None:
-        raise UserError("Name the prepared text with --data; 'electra prepare' makes it.")
+        raise UserError("Name the prepared text with --data; 'electra prepare' writes it.")
     changes.append(f"data.folder={data}")
     raise typer.Exit(start(override(recipe(name), changes), out, console))
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run, or one of its checkpoints.")],
-    data: Annotated[Path, typer.Option(help="A folder that  electra prepare  wrote.")],
-    rows: Annotated[int, typer.Option(help="Held-out rows to measure on, at most.", min=1)] = 4096,
+    run: Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints.")],
+    data: Annotated[Path, typer.Option(help="A folder that `electra prepare` wrote.")],
+    rows: Annotated[int, typer.Option(help="Maximum number of held-out rows.", min=1)] = 4096,
     as_json: Json = False,
 ) -> None:
-    """Measure both networks on held-out text.
+    """Measure a run or a checkpoint on held-out text.
 
     Example:  electra evaluate runs/first --data shards
     """
@@ -119,7 +118,7 @@ def evaluate(
 
     from electra.jsonl import to_json
     from electra.train.evaluate import evaluate as measure
-    from electra.train.progress_view import metrics_present, shown
+    from electra.train.progress_view import format_metric, metrics_present
 
     checkpoint, metrics = measure(run, data, rows)
     if as_json:
@@ -130,18 +129,18 @@ def evaluate(
     table.add_column("")
     table.add_column("", justify="right")
     for key, label in metrics_present(metrics):
-        table.add_row(label, shown(key, metrics[key]))
+        table.add_row(label, format_metric(key, metrics[key]))
     consoles()[0].print(table)
 
 
 @lasting()
 def report(
-    run: Annotated[Path, typer.Argument(help="A run.")],
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
     out: Annotated[
-        Path | None, typer.Option(help="Where to write; the run's folder if not given.")
+        Path | None, typer.Option(help="Output folder; the run folder by default.")
     ] = None,
 ) -> None:
-    """Draw the curves of a run: report.png, and report.html, which needs nothing beside it.
+    """Plot the curves of a run: `report.png` and a self-contained `report.html`.
 
     Example:  electra report runs/first
     """

@@ -1,25 +1,65 @@
-"""Recipes: each a function that returns one complete configuration."""
+"""Recipes: each is a function that returns one complete configuration."""
 
-import importlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from electra.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from electra.train.settings import PretrainConfig
 
+
+class Recipe(NamedTuple):
+    """A function that returns a configuration, and what `electra recipes` says about it."""
+
+    build: "Callable[[], PretrainConfig]"
+    summary: str
+
+
+# The functions import torch only when they are called, so that the command line starts fast.
+
+
+def _paper_small() -> "PretrainConfig":
+    from electra.recipes import paper
+
+    return paper.small()
+
+
+def _paper_base() -> "PretrainConfig":
+    from electra.recipes import paper
+
+    return paper.base()
+
+
+def _paper_large() -> "PretrainConfig":
+    from electra.recipes import paper
+
+    return paper.large()
+
+
+def _toy() -> "PretrainConfig":
+    from electra.recipes import toy
+
+    return toy.toy()
+
+
 RECIPES = {
-    "paper.small": "ELECTRA-Small of the paper: 14 M parameters, rows of 128, 1 M steps.",
-    "paper.base": "ELECTRA-Base of the paper: 110 M parameters, rows of 512, 766,000 steps.",
-    "paper.large": "ELECTRA-Large of the paper: 335 M parameters, rows of 512, 400,000 steps.",
-    "toy": "A few minutes on a laptop's CPU; what the demo trains.",
+    "paper.small": Recipe(
+        _paper_small, "ELECTRA-Small of the paper: 14 M parameters, rows of 128, 1 M steps."
+    ),
+    "paper.base": Recipe(
+        _paper_base, "ELECTRA-Base of the paper: 110 M parameters, rows of 512, 766,000 steps."
+    ),
+    "paper.large": Recipe(
+        _paper_large, "ELECTRA-Large of the paper: 335 M parameters, rows of 512, 400,000 steps."
+    ),
+    "toy": Recipe(_toy, "A few minutes on a laptop's CPU; what the demo trains."),
 }
-"""`paper.small` is the function `small` in paper.py, `toy` the function `toy` in toy.py."""
 
 
 def recipe(name: str) -> "PretrainConfig":
-    """The recipe of that name, or the configuration in a YAML file."""
+    """The configuration of a recipe, or of a YAML file."""
     if name.endswith((".yaml", ".yml")):
         from electra.config import from_yaml
         from electra.train.settings import PretrainConfig
@@ -30,7 +70,4 @@ def recipe(name: str) -> "PretrainConfig":
             raise UserError(f"{name} cannot be read: {error.strerror}.") from None
     if name not in RECIPES:
         raise UserError(f"There is no recipe '{name}': {nearest(name, list(RECIPES))}")
-    module, _, function = name.partition(".")
-    build = getattr(importlib.import_module(f"electra.recipes.{module}"), function or module)
-    config: PretrainConfig = build()
-    return config
+    return RECIPES[name].build()

@@ -3,8 +3,8 @@
 Where the paper's text and google-research/electra differ, these recipes follow the code, because
 it produced the published numbers: see `objective.mask_token_prob`,
 `objective.mask_count_rounding` and `optim.schedule`. The one exception is
-`objective.mask_sampling`: the original samples positions with replacement, which its author calls
-an oversight.
+`objective.mask_sampling`: google-research/electra samples positions with replacement, which its
+author calls an oversight.
 """
 
 from electra.models.electra import GeneratorConfig
@@ -43,7 +43,7 @@ def base() -> PretrainConfig:
 
 
 def large() -> PretrainConfig:
-    """ELECTRA-400K; 25 % masked, because at 15 % so good a generator replaces too little."""
+    """ELECTRA-400K; masks 25 %, because a good generator replaces too few tokens at 15 %."""
     return PretrainConfig(
         name="paper.large",
         model=EncoderConfig(layers=24, hidden=1024, embedding=1024),

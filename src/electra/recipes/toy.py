@@ -1,4 +1,4 @@
-"""A toy that learns real language in a few minutes on two CPU cores."""
+"""A small model that learns real language in a few minutes on two CPU cores."""
 
 from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
@@ -10,11 +10,11 @@ from electra.train.settings import PretrainConfig
 
 
 def toy() -> PretrainConfig:
-    """One layer of 128 over embeddings of 64, and a generator of half the width."""
+    """One layer of width 128 over embeddings of 64, and a generator of half the width."""
     return PretrainConfig(
         name="toy",
-        # differs from the paper: without this start, and without dropout, a few million tokens do
-        # not suffice to leave the plateau at the beginning of a run.
+        # differs from the paper: with its initialisation or with dropout, a few million tokens are
+        # not enough to leave the opening plateau.
         model=EncoderConfig(
             layers=1,
             hidden=128,
@@ -27,7 +27,7 @@ def toy() -> PretrainConfig:
         ),
         generator=GeneratorConfig(width=1 / 2),
         objective=ObjectiveConfig(mask_rate=0.15),
-        # differs from the paper: a second mean of 50 steps, not of 1000, in a run of so few.
+        # differs from the paper: a short run needs a second moment over 50 steps, not 1000.
         optim=OptimConfig(lr=1.5e-3, warmup=0.1, betas=(0.9, 0.98)),
         data=DataConfig(seq_length=64, batch_size=16),
         train=LoopConfig(

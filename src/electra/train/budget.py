@@ -1,4 +1,4 @@
-"""How long a run is: steps, tokens, FLOPs or time, turned into progress from 0 to 1."""
+"""The length of a run in steps, tokens, FLOPs or time, as progress from 0 to 1."""
 
 import math
 import re
@@ -18,12 +18,12 @@ class Budget:
     unit: Literal["steps", "tokens", "flops", "seconds"]
 
     def progress(self, *, steps: int, tokens: int, flops: float, seconds: float) -> float:
-        """Share of the budget that is spent; the run is over at 1."""
+        """Share of the budget that is spent; the run ends at 1."""
         spent = {"steps": steps, "tokens": tokens, "flops": flops, "seconds": seconds}[self.unit]
         return min(1.0, spent / self.amount)
 
     def steps(self, *, tokens_per_step: int, flops_per_step: float) -> int | None:
-        """Steps until the budget is spent; None if the clock decides."""
+        """Steps until the budget is spent; None for a time budget."""
         per_step = {"steps": 1, "tokens": tokens_per_step, "flops": flops_per_step}
         if self.unit == "seconds":
             return None

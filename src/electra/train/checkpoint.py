@@ -1,13 +1,13 @@
-"""Checkpoints: whole folders that appear at once, hold everything, and never contain a pickle.
+"""Checkpoints: folders that are written atomically and contain no pickle.
 
 RUN/checkpoints/step-00001000/
-    state.json               step, position in the data, clock, held-out figures
+    state.json               step, position in the data, time, held-out metrics
     config.yaml              the run's configuration
-    model.safetensors        the networks, what is shared once, and what else the objective keeps
-    optimizer.safetensors    Adam's two means of each parameter
+    model.safetensors        the networks (shared weights once) and buffers of the objective
+    optimizer.safetensors    Adam's moments of each parameter
     random.safetensors       the random generators
-    discriminator/           ready for transformers, with the tokenizer; which networks there are
-    generator/               is the objective's to say
+    discriminator/           a folder for transformers, with the tokenizer
+    generator/               the same; which networks exist depends on the objective
 """
 
 import contextlib
@@ -39,19 +39,19 @@ from electra.optim.optimizer import Optimizer
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """Where a run is; everything that is not a tensor."""
+    """The state of a run, except for tensors."""
 
     step: int = 0
     rows: int = 0
     """Position in the endless stream of rows."""
     tokens: int = 0
-    """Places trained on, rows x length, padding included: the paper's way to count."""
+    """Tokens trained on: rows x length, padding included, as the paper counts."""
     seconds: float = 0.0
-    """Time spent training, earlier sittings included."""
+    """Training time, including that before a resume."""
     data_digest: str = ""
     """Identity of the shards."""
     held_out: dict[str, float] = field(default_factory=dict)
-    """Held-out figures at this step, if they were measured."""
+    """Held-out metrics at this step, if validated."""
     best: dict[str, float] = field(default_factory=dict)
     """Step and held-out loss of the best checkpoint."""
 
@@ -87,7 +87,7 @@ def save(
         _sync_tree(partial)
         partial.rename(final)
         _sync(final.parent)
-    except BaseException as error:  # an interruption too: what was there before stays as it was
+    except BaseException as error:  # interruptions too: leave nothing half-written
         shutil.rmtree(partial, ignore_errors=True)
         if is_disk_full(error):
             raise UserError(
@@ -102,7 +102,7 @@ def save(
 def restore(
     checkpoint: Path, objective: Objective, optimizer: Optimizer | None = None
 ) -> TrainState:
-    """Read a checkpoint back into a run; each tensor must be there, and none besides."""
+    """Load a checkpoint; its tensors must be exactly those of the run."""
     with _readable(checkpoint):
         parameters: dict[str, Tensor] = dict(objective.named_parameters())
         model = parameters | _buffers(objective)
@@ -116,7 +116,7 @@ def restore(
 
 
 def read_state(checkpoint: Path) -> TrainState:
-    """The part of a checkpoint that is not tensors."""
+    """The `TrainState` of a checkpoint."""
     with _readable(checkpoint):
         return TrainState(**json.loads((checkpoint / "state.json").read_text(encoding="utf-8")))
 
@@ -127,7 +127,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def prune(run: Path, state: TrainState, *, keep_last: int, keep_best: bool) -> None:
-    """Delete old checkpoints, but for the last few and the best one."""
+    """Delete old checkpoints, except the last few and the best one."""
     best = f"step-{int(state.best['step']):08d}" if keep_best and state.best else ""
     for old in checkpoints(run)[:-keep_last]:
         if old.name != best:
@@ -138,13 +138,13 @@ def prune(run: Path, state: TrainState, *, keep_last: int, keep_best: bool) -> N
 
 
 def clean(run: Path) -> None:
-    """Remove what a killed process left half-written."""
+    """Remove checkpoints that a killed process left half-written."""
     for partial in (run / "checkpoints").glob(".step-*.partial"):
         shutil.rmtree(partial)
 
 
 def _buffers(objective: Objective) -> dict[str, Tensor]:
-    """What is no parameter and yet has to be kept: word counts, the stage of a run."""
+    """Persistent buffers by name, such as token counts and the stage of a run."""
     return {
         f"{path}.{name}" if path else name: buffer
         for path, module in objective.named_modules()
@@ -154,7 +154,7 @@ def _buffers(objective: Objective) -> dict[str, Tensor]:
 
 
 def _moments(parameters: dict[str, Tensor], optimizer: Optimizer) -> dict[str, Tensor]:
-    """Adam's two means of each parameter, under its name."""
+    """Adam's moments of each parameter, by name."""
     return {
         f"{kind}.{name}": tensor
         for name, p in parameters.items()
@@ -166,7 +166,7 @@ def _copy_all(stored: dict[str, Tensor], wanted: dict[str, Any], checkpoint: Pat
     stored = {current_parameter_name(name): tensor for name, tensor in stored.items()}
     if stored.keys() != wanted.keys():
         odd = sorted(stored.keys() ^ wanted.keys())
-        raise UserError(f"{checkpoint} is not of this model: {odd[0]} is on one side only.")
+        raise UserError(f"{checkpoint} is not of this model: {odd[0]} is missing in one of them.")
     with torch.no_grad():
         for name, tensor in wanted.items():
             if tensor.shape != stored[name].shape:
@@ -180,8 +180,8 @@ def _readable(checkpoint: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
         raise UserError(
-            f"The checkpoint {checkpoint} cannot be read ({error}); delete that folder to go on "
-            "from the one before it."
+            f"The checkpoint {checkpoint} cannot be read ({error}); delete that folder to "
+            "resume from the one before it."
         ) from None
 
 
@@ -192,7 +192,7 @@ def _sync_tree(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Have the disk hold it, so that a power cut after the rename loses nothing."""
+    """Flush to disk, so that a power cut after the rename loses nothing."""
     if os.name == "nt":  # no handle on a folder there, and files are flushed on close
         return
     handle = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Batches from shards: an endless shuffled stream whose whole state is one number."""
+"""Batches from shards: an endless shuffled stream whose state is one number."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -16,21 +16,21 @@ from electra.text.shards import Shards
 from electra.text.shuffle import shuffled
 
 AHEAD = 3
-"""Batches that are read before they are asked for; one of them is on the device."""
+"""Batches to prefetch; one of them is already on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """What the run reads."""
+    """The training data."""
 
     folder: str = ""
-    """The folder that `electra prepare` wrote; given by --data."""
+    """The folder that `electra prepare` wrote; `--data` sets it."""
     seq_length: int = 128
-    """Tokens in a row; it must be the length that the data was prepared with."""
+    """Tokens per row; must be the length that the data was prepared with."""
     batch_size: int = 128
-    """Rows in a step, all micro-batches together."""
+    """Rows per step, over all micro-batches."""
     document_mask: bool = False
-    """Documents that share a row do not see each other; for rows of --layout packed."""
+    """Restrict attention to the own document where rows hold several (`--layout packed`)."""
 
     def __post_init__(self) -> None:
         for name in ("seq_length", "batch_size"):
@@ -39,7 +39,7 @@ class DataConfig:
 
 
 def open_data(config: DataConfig, positions: int) -> Shards:
-    """The shards of a run, verified by their hashes and checked against the configuration."""
+    """Open the shards of a run, verify their hashes and check them against the configuration."""
     check_positions(config.seq_length, positions)
     shards = Shards.open(Path(config.folder))
     if shards.length != config.seq_length:
@@ -61,10 +61,10 @@ def check_positions(length: int, positions: int) -> None:
 
 
 def rows_at(shards: Shards, position: int, count: int, seed: int) -> NDArray[np.int32]:
-    """`count` rows of the endless stream from `position` on; each epoch has its own order.
+    """`count` rows of the stream from `position` on; each epoch has its own order.
 
-    The order is a function of (seed, epoch, place), not a stored permutation: to resume, or to
-    read as one rank of several, is to begin at another number.
+    The order is a function of seed, epoch and position, not a stored permutation, so a resumed run
+    only needs its position.
     """
     total = shards.rows("train")
     places = np.arange(position, position + count, dtype=np.int64)
@@ -79,11 +79,11 @@ def rows_at(shards: Shards, position: int, count: int, seed: int) -> NDArray[np.
 def stream(
     shards: Shards, batch: int, seed: int, position: int, device: torch.device
 ) -> Iterator[Tensor]:
-    """Batches from `position` on, each read while the ones before are trained on.
+    """Batches from `position` on, prefetched while the device trains.
 
-    On CUDA the next one goes over while a step runs. Nothing else would hold the host back, so the
-    reader waits until the device has begun with the batch `AHEAD` places before: else a clock would
-    run out, or a signal come, with many steps still to do.
+    On CUDA the next batch is copied while a step runs. The reader waits until the device has begun
+    the batch `AHEAD` positions before: otherwise the host would run far ahead, and a time budget
+    or a signal would find many steps still queued.
     """
     side = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -105,7 +105,7 @@ def stream(
             if side:
                 now = torch.cuda.current_stream(device)
                 now.wait_stream(side)
-                rows.record_stream(now)  # or its memory would be another's before it is read
+                rows.record_stream(now)  # keeps its memory from being reused before it is read
                 begun = torch.cuda.Event(blocking=True)
                 begun.record(now)
             ahead.append(reader.submit(fetch, position + AHEAD * batch, begun))
@@ -115,7 +115,7 @@ def stream(
 
 
 def held_out_rows(shards: Shards, count: int) -> Tensor:
-    """The same held-out rows each time, spread evenly over the whole split."""
+    """The same held-out rows each time, spread evenly over the split."""
     total = shards.rows("held_out")
     if not total:
         raise UserError(

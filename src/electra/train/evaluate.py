@@ -1,4 +1,4 @@
-"""Held-out figures of a finished or unfinished run."""
+"""Held-out metrics of a run or a checkpoint."""
 
 import shlex
 from pathlib import Path
@@ -17,7 +17,7 @@ from electra.train.validation import validate
 
 
 def restore_run(run: Path) -> tuple[PretrainConfig, Objective]:
-    """The networks of a run's last checkpoint, or of a checkpoint, ready to be asked."""
+    """The configuration and the networks of a checkpoint, or of a run's last one."""
     last = last_checkpoint(run)
     config = read_run_config(last)
     objective = build_objective(config, load_vocabulary(resolve_model(str(last), "encoder")))
@@ -26,7 +26,7 @@ def restore_run(run: Path) -> tuple[PretrainConfig, Objective]:
 
 
 def last_checkpoint(run: Path) -> Path:
-    """The newest checkpoint of a run; a checkpoint is its own."""
+    """The newest checkpoint of a run; a checkpoint is returned as it is."""
     if (run / "state.json").is_file():
         return run
     saved = checkpoint.checkpoints(run)
@@ -36,11 +36,11 @@ def last_checkpoint(run: Path) -> Path:
 
 
 def evaluate(run: Path, data: Path, rows: int) -> tuple[Path, dict[str, float]]:
-    """The checkpoint that was measured (the last one of a run) and its held-out figures."""
+    """The measured checkpoint (the last one of a run) and its held-out metrics."""
     last = last_checkpoint(run)
     tokenizer = resolve_model(str(last), "encoder")
     config, objective = restore_run(last)
-    # Text of any row length can be measured, as long as the positions last.
+    # Rows may have any length that the position table allows.
     shards = Shards.open(data)
     check_positions(shards.length, config.model.max_positions)
     if shards.fingerprint != fingerprint(load_tokenizer(tokenizer)):

@@ -42,6 +42,8 @@ class LoopConfig:
     """Micro-batches per step. More of them use less memory and give the same gradient."""
     device: Device = "auto"
     """Device to train on; 'auto' takes CUDA, then MPS, then the CPU."""
+    threads: int = 0
+    """CPU threads; 0 uses all CPUs that are available, or `OMP_NUM_THREADS` if it is set."""
     precision: Precision = "auto"
     """Precision of the matmuls; 'auto' is bf16 on CUDA and fp32 elsewhere. Weights stay in fp32."""
     compile: bool = False
@@ -75,6 +77,8 @@ class LoopConfig:
         for name in (*counts, "checkpoint_every", "keep_last"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1.")
+        if self.threads < 0:
+            raise UserError("train.threads must be at least 0.")
         if not 0 <= self.seed < 2**63:
             raise UserError("train.seed must be a whole number from 0 to 2**63 - 1.")
 

@@ -1,4 +1,4 @@
-"""What a run leaves to be read: `metrics.jsonl` always, a logger if one is wanted."""
+"""The metrics of a run: always in `metrics.jsonl`, and optionally in a logger."""
 
 import math
 from pathlib import Path
@@ -12,31 +12,31 @@ LoggerName = Literal["none", "tensorboard", "trackio", "wandb"]
 
 
 class Logger(Protocol):
-    """A dashboard: it is told figures by name, and that the run is over."""
+    """A dashboard that receives metrics by name."""
 
-    def log(self, figures: dict[str, float], step: int) -> None: ...
+    def log(self, metrics: dict[str, float], step: int) -> None: ...
 
     def close(self) -> None: ...
 
 
 class MetricsLog:
-    """Appends to `metrics.jsonl`, the source of truth, and repeats the figures to the logger."""
+    """Appends to `metrics.jsonl`, the source of truth, and passes the metrics to the logger."""
 
     def __init__(self, run: Path, logger: Logger | None = None) -> None:
         self.path = run / "metrics.jsonl"
         self.logger = logger
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """One line: its kind ('train', 'held_out' or 'event'), the step and the figures."""
+        """Append one line: its kind ('train', 'held_out' or 'event'), the step and the metrics."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(to_json({"kind": kind, "step": step, **values}) + "\n")
         if self.logger and kind != "event":
-            # An AUC without positives is no number
-            figures = {f"{kind}/{k}": v for k, v in values.items() if math.isfinite(v)}
-            self.logger.log(figures, step)
+            # an AUC without positives is NaN
+            metrics = {f"{kind}/{k}": v for k, v in values.items() if math.isfinite(v)}
+            self.logger.log(metrics, step)
 
     def rewind(self, step: int) -> None:
-        """Forget what was recorded after a checkpoint from which the run goes on."""
+        """Drop the lines after `step`, from which the run resumes."""
         kept = [line for line in read_metrics(self.path.parent) if line["step"] <= step]
         write_atomic(self.path, "".join(to_json(line) + "\n" for line in kept).encode())
 
@@ -46,12 +46,12 @@ class MetricsLog:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """All lines of a run."""
+    """All lines of a run's `metrics.jsonl`."""
     return read_jsonl(run / "metrics.jsonl")
 
 
 def open_logger(name: LoggerName, run: Path, config: dict[str, Any]) -> Logger | None:
-    """The logger of that name, its library imported only now."""
+    """Create the logger of that name; imports its library."""
     if name == "none":
         return None
     if name == "tensorboard":
@@ -68,8 +68,8 @@ class TensorBoard:
 
         self.writer = SummaryWriter(str(run / "tensorboard"))
 
-    def log(self, figures: dict[str, float], step: int) -> None:
-        for name, value in figures.items():
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        for name, value in metrics.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
 
@@ -78,14 +78,14 @@ class TensorBoard:
 
 
 class Dashboard:
-    """Weights & Biases, or Trackio, which speaks the same language."""
+    """Weights & Biases, or Trackio, which has the same API."""
 
     def __init__(self, library: Any, run: Path, config: dict[str, Any]) -> None:
         self.module = library
         library.init(project="electra", name=run.resolve().name, config=config)
 
-    def log(self, figures: dict[str, float], step: int) -> None:
-        self.module.log(figures, step=step)
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self.module.log(metrics, step=step)
 
     def close(self) -> None:
         self.module.finish()

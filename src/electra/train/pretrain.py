@@ -19,6 +19,7 @@ from electra.device import (
     choose_precision,
     knows_bf16,
     measure_peak,
+    set_cpu_threads,
 )
 from electra.errors import UserError
 from electra.files import write_atomic
@@ -46,7 +47,7 @@ from electra.train.metrics_log import MetricsLog, open_logger, read_metrics
 from electra.train.progress_view import ProgressView
 from electra.train.settings import MAY_CHANGE_ON_RESUME, PretrainConfig
 from electra.train.step import Step
-from electra.train.validation import token_counts, unigram_entropy
+from electra.train.validation import token_counts
 
 
 def start(config: PretrainConfig, out: Path, console: Console) -> int:
@@ -58,7 +59,7 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
         )
     check_out_dir(out, "run")
     config, shards, vocab = resolve_data(config)
-    folder = str(shards.folder.resolve())  # to resume from anywhere
+    folder = str(shards.folder.resolve())  # absolute, to resume from anywhere
     config = replace(config, data=replace(config.data, folder=folder))
     with lock_run_dir(out):
         try:
@@ -66,7 +67,7 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
             save_config(config, out)
             return run_loop(config, out, shards, vocab, console)
         except Exception:
-            if not read_metrics(out):  # failed before it began: the folder is free again
+            if not read_metrics(out):  # failed before the first step: leave nothing behind
                 shutil.rmtree(out, ignore_errors=True)
             raise
 
@@ -79,12 +80,12 @@ def save_config(config: PretrainConfig, out: Path) -> None:
 
 
 def resolve_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabulary]:
-    """The settings with the size of the data's vocabulary, the data, and the vocabulary."""
+    """The configuration with its vocabulary size filled in, the shards and the vocabulary."""
     shards = open_data(config.data, config.model.max_positions)
     vocab = load_vocabulary(shards.tokenizer)
     if shards.fingerprint != fingerprint(load_tokenizer(shards.tokenizer)):
         raise UserError(
-            f"{shards.tokenizer} is not the tokenizer that the rows beside it were made with: "
+            f"{shards.tokenizer} is not the tokenizer that its shards were prepared with: "
             "prepare the text again."
         )
     if config.model.vocab_size not in (0, vocab.size):
@@ -96,19 +97,19 @@ def resolve_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabu
 
 
 def row_workloads(config: PretrainConfig) -> tuple[Workload, ...]:
-    """What the networks do with a row in a step."""
+    """The work of each network per row and step."""
     length, o = config.data.seq_length, config.objective
     slots = max_masked(length, o.top_rate, o.mask_count_rounding)
     return workloads_of(o.kind, config.model, config.generator, length, slots)
 
 
 def flops_per_row(config: PretrainConfig) -> int:
-    """Arithmetic of a step for each row, as the hardware does it."""
+    """FLOPs of a step per row, as the hardware computes them."""
     return row_flops(row_workloads(config), config.data.seq_length)
 
 
 def budget_steps(config: PretrainConfig) -> int | None:
-    """Steps until the budget is spent; None if the clock decides."""
+    """Steps until the budget is spent; None for a time budget."""
     data = config.data
     return parse_budget(config.train.budget).steps(
         tokens_per_step=data.batch_size * data.seq_length,
@@ -198,7 +199,7 @@ def check_same(stored: PretrainConfig, wanted: PretrainConfig) -> None:
 
 
 def build_objective(config: PretrainConfig, vocab: Vocabulary) -> Objective:
-    """The networks with their initial weights, and the loss."""
+    """The objective with freshly initialised networks."""
     ids = VocabInfo(vocab.mask, vocab.special, vocab.absent)
     objective = build(config.objective, config.model, config.generator, ids)
     objective.set_seed(config.train.seed)
@@ -209,7 +210,7 @@ def build_objective(config: PretrainConfig, vocab: Vocabulary) -> Objective:
 def run_loop(
     config: PretrainConfig, out: Path, shards: Shards, vocab: Vocabulary, console: Console
 ) -> int:
-    """Build, restore where there is something to restore, train, and say how it ended."""
+    """Build the run, load its latest checkpoint, train, and print how it ended."""
     with GracefulStop() as stop, build_run(config, out, shards, vocab, console) as run:
         position = run.state.rows
         first = torch.from_numpy(
@@ -248,13 +249,13 @@ def build_run(
 ) -> Iterator[Run]:
     """Build a run; if it has checkpoints, load the latest."""
     loop = config.train
+    set_cpu_threads(loop.threads)
     torch.manual_seed(loop.seed)
     objective = build_objective(config, vocab).to(choose_device(loop.device))
     step = build_step(config, objective)
     state = load_latest(out, objective, step.optimizer, shards)
     metrics_log = MetricsLog(out)
     metrics_log.rewind(state.step)
-    sample = rows_at(shards, 0, min(4096, shards.rows("train")), loop.seed)
     with ProgressView(console, f"electra pretrain · {config.name} · {out}") as view:
         metrics_log.logger = open_logger(loop.logger, out, to_dict(config))
         try:
@@ -271,7 +272,7 @@ def build_run(
                 held_out=held_out_rows(shards, loop.validate_rows),
                 metrics_log=metrics_log,
                 view=view,
-                health=HealthCheck(objective.unigram_loss(unigram_entropy(sample, vocab.special))),
+                health=HealthCheck(),
             )
         finally:
             metrics_log.close()
@@ -303,7 +304,7 @@ def build_step(config: PretrainConfig, objective: Objective) -> Step:
 def load_latest(
     out: Path, objective: Objective, optimizer: Optimizer, shards: Shards
 ) -> TrainState:
-    """Put a run back to its last checkpoint; without one it is at its beginning."""
+    """Load the last checkpoint; without one, return the state of a new run."""
     checkpoint.clean(out)
     saved = checkpoint.checkpoints(out)
     if not saved:
@@ -319,14 +320,14 @@ def load_latest(
 
 
 def set_unigram_counts(objective: Objective, shards: Shards) -> None:
-    """Tell a unigram generator the frequencies of the training text; others need none."""
+    """Give a unigram generator the token counts of the training text."""
     generator = getattr(objective, "generator", None)
     if isinstance(generator, FrequencyGenerator) and generator.counted:
         generator.set_counts(torch.from_numpy(token_counts(shards, len(objective.maskable))))
 
 
 def parameter_counts(objective: nn.Module) -> dict[str, int]:
-    """Parameters of each network that has some, what they share counted in each."""
+    """Parameters per network; shared ones count in each."""
     parts = {name: list(part.parameters()) for name, part in objective.named_children()}
     return {name: sum(p.numel() for p in part) for name, part in parts.items() if part}
 

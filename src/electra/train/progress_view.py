@@ -1,4 +1,4 @@
-"""The live view: a table that renews itself in a terminal, plain lines in a log file."""
+"""The progress view: a live table in a terminal, plain lines in a log file."""
 
 import time
 from typing import Any
@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-FIGURES = (
+METRICS = (
     ("loss", "loss, both networks"),
     ("mlm_loss", "generator loss"),
     ("detection_loss", "discriminator loss"),
@@ -21,7 +21,12 @@ FIGURES = (
     ("recall", "discriminator recall"),
     ("auc", "discriminator AUC"),
 )
-OTHER_FIGURES = (
+OTHER_METRICS = (
+    ("fixed_auc", "discriminator AUC, fixed corruption"),
+    ("accuracy_above_floor", "accuracy above copying and frequency"),
+    ("generator_state_cosine", "mean cosine of token states, generator"),
+    ("discriminator_state_cosine", "mean cosine of token states, discriminator"),
+    ("mlm_state_cosine", "mean cosine of token states, model"),
     ("reward", "discriminator loss, masked positions"),
     ("model_loss", "model loss"),
     ("model_accuracy", "model accuracy, masked positions"),
@@ -30,9 +35,10 @@ OTHER_FIGURES = (
     ("gate_recall", "copy gate recall"),
     ("gate_auc", "copy gate AUC"),
 )
-"""Of objectives other than the paper's; `metrics_present` has those of a run."""
+"""Diagnostics, and metrics of objectives other than the paper's."""
 SHARES = {
     "replaced_rate",
+    "accuracy_above_floor",
     "generator_accuracy",
     "generator_sampled_accuracy",
     "precision",
@@ -43,19 +49,19 @@ SHARES = {
 }
 LINE = ("mlm_loss", "detection_loss", "model_loss")
 LINE_HELD_OUT = ("recall", "auc", "model_accuracy", "gate_auc")
-"""What a line of a log file has room for."""
+"""Metrics in a line of a log file."""
 
 
 def metrics_present(*known: dict[str, float]) -> list[tuple[str, str]]:
-    """The figures that are there, with their labels; before there are any, the paper's."""
-    there = {key for figures in known for key in figures} or {key for key, _ in FIGURES}
-    if "mlm_loss" not in there and "model_loss" in there:
-        there.discard("loss")  # one network: the sum of the losses is its loss
-    return [(key, label) for key, label in (*FIGURES, *OTHER_FIGURES) if key in there]
+    """Names and labels of the metrics that exist; before there are any, the paper's."""
+    present = {key for metrics in known for key in metrics} or {key for key, _ in METRICS}
+    if "mlm_loss" not in present and "model_loss" in present:
+        present.discard("loss")  # one network: the total loss is its loss
+    return [(key, label) for key, label in (*METRICS, *OTHER_METRICS) if key in present]
 
 
 class ProgressView:
-    """Shows training and held-out figures side by side, with speed and time left."""
+    """Shows training and held-out metrics side by side, with speed and time left."""
 
     def __init__(self, console: Console, title: str) -> None:
         self.console = console
@@ -78,18 +84,18 @@ class ProgressView:
             self._live.stop()
 
     def print(self, message: str, style: str = "") -> None:
-        """A line that stays above the table."""
+        """Print a line that stays above the table."""
         self.console.print(Text(message, style=style), soft_wrap=True)
 
-    def update(self, *, progress: float, seconds: float, status: str, **figures: Any) -> None:
-        """New figures, as `train=` or `held_out=`."""
+    def update(self, *, progress: float, seconds: float, status: str, **metrics: Any) -> None:
+        """Show new metrics, given as `train=` or `held_out=`."""
         self.progress, self.seconds, self.status = progress, seconds, status
-        self.train = figures.get("train", self.train)
-        self.held_out = figures.get("held_out", self.held_out)
+        self.train = metrics.get("train", self.train)
+        self.held_out = metrics.get("held_out", self.held_out)
         if self.console.is_terminal:
-            self._live.update(self._picture(), refresh=True)
-        # A log file gets a line at the first figures, then every ten seconds, and each validation.
-        elif "held_out" in figures or (self.train and time.monotonic() - self._printed > 10):
+            self._live.update(self._panel(), refresh=True)
+        # A log file gets a line at first, then every ten seconds and at each validation.
+        elif "held_out" in metrics or (self.train and time.monotonic() - self._printed > 10):
             self._printed = time.monotonic()
             self.console.print(self._line(), soft_wrap=True, highlight=False)
 
@@ -99,21 +105,21 @@ class ProgressView:
             parts.append(f"{self.train['tokens_per_second']:,.0f} tokens/s")
             parts += [f"{k} {self.train[k]:.3f}" for k in LINE if k in self.train]
         if self.held_out:
-            there = [k for k in LINE_HELD_OUT if k in self.held_out]
-            parts += [f"held-out {k} {self.held_out[k]:.3f}" for k in there]
+            keys = [k for k in LINE_HELD_OUT if k in self.held_out]
+            parts += [f"held-out {k} {self.held_out[k]:.3f}" for k in keys]
         return "  ".join([*parts, f"left {clock(self.time_left())}"])
 
     def time_left(self) -> float | None:
-        """Seconds to go, if the pace stays."""
+        """Seconds left at the pace so far."""
         return self.seconds * (1 / self.progress - 1) if self.progress > 0 else None
 
-    def _picture(self) -> Panel:
+    def _panel(self) -> Panel:
         table = Table(box=None, padding=(0, 2), header_style="dim")
         table.add_column("")
         table.add_column("training", justify="right")
         table.add_column("held-out", justify="right", style="bold")
         for key, label in metrics_present(self.train, self.held_out):
-            cells = [shown(key, figures.get(key)) for figures in (self.train, self.held_out)]
+            cells = [format_metric(key, m.get(key)) for m in (self.train, self.held_out)]
             table.add_row(label, *cells)
         speed = Text("  ")
         if self.train:
@@ -129,17 +135,17 @@ class ProgressView:
         return Panel(Group(table, speed, bar), title=Text(self.title), title_align="left", width=92)
 
 
-def shown(key: str, value: float | None) -> str:
-    """A figure as people read it: shares in per cent."""
+def format_metric(key: str, value: float | None) -> str:
+    """A metric as text: shares in per cent, a dash for a missing value."""
     if value is None or value != value:
         return "–"
     return f"{value:.1%}" if key in SHARES else f"{value:.3f}"
 
 
 def clock(seconds: float | None) -> str:
-    """1:02:03, or a dash where it is not known."""
+    """1:02:03, or a dash if unknown."""
     if seconds is None:
         return "–"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, secs = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"

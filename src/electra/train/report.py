@@ -1,4 +1,4 @@
-"""A run to look at: its curves as a PNG, and one HTML page that needs nothing beside it."""
+"""The report of a run: its curves as a PNG and a self-contained HTML page."""
 
 import base64
 import html
@@ -8,10 +8,10 @@ from typing import Any
 
 from electra.errors import UserError, require
 from electra.train.metrics_log import read_metrics
-from electra.train.progress_view import clock, metrics_present, shown
+from electra.train.progress_view import clock, format_metric, metrics_present
 
 Panel = tuple[str, tuple[tuple[str, str, str], ...]]
-"""Its title, and of each curve the kind of line, the figure and the label."""
+"""A title, and for each curve the kind of line, the metric and the label."""
 PANELS: tuple[Panel, ...] = (
     ("Generator loss", (("train", "mlm_loss", "training"), ("held_out", "mlm_loss", "held-out"))),
     (
@@ -37,6 +37,15 @@ PANELS: tuple[Panel, ...] = (
         "Replaced tokens",
         (("train", "replaced_rate", "training"), ("held_out", "replaced_rate", "held-out")),
     ),
+    (
+        "Diagnostics on held-out text",
+        (
+            ("held_out", "fixed_auc", "AUC, fixed corruption"),
+            ("held_out", "accuracy_above_floor", "accuracy above floor"),
+            ("held_out", "generator_state_cosine", "state cosine, generator"),
+            ("held_out", "discriminator_state_cosine", "state cosine, discriminator"),
+        ),
+    ),
     ("Learning rate", (("train", "learning_rate", ""),)),
     ("Gradient norm before clipping", (("train", "gradient_norm", ""),)),
     ("Speed, tokens/s", (("train", "tokens_per_second", ""),)),
@@ -57,17 +66,17 @@ OTHER_PANELS: tuple[Panel, ...] = (
     ),
     ("Reward of the generator", (("train", "reward", "training"),)),
 )
-"""Of objectives other than the paper's."""
+"""For objectives other than the paper's."""
 COLOURS = {"training": "#9aa5b1", "held-out": "#c2410c", "": "#1d4ed8"}
 
 
 def write_report(run: Path, out: Path | None = None) -> tuple[Path, Path]:
-    """Draw the curves of a run and write the page; returns the paths of both."""
+    """Write `report.png` and `report.html`; returns their paths."""
     if not (run / "metrics.jsonl").is_file():
         raise UserError(f"{run} is not the folder of a run: there is no metrics.jsonl in it.")
     metrics = read_metrics(run)
     if not any(line["kind"] in ("train", "held_out") for line in metrics):
-        raise UserError(f"{run} has no figures yet: there is nothing in its metrics.jsonl.")
+        raise UserError(f"{run} has no metrics yet: wait for its first report.")
     out = out or run
     out.mkdir(parents=True, exist_ok=True)
     picture, page = out / "report.png", out / "report.html"
@@ -76,30 +85,30 @@ def write_report(run: Path, out: Path | None = None) -> tuple[Path, Path]:
     return picture, page
 
 
-def series(metrics: list[dict[str, Any]], kind: str, figure: str) -> tuple[list[int], list[float]]:
-    """The steps and values of one figure, without the places where it is not known."""
+def series(metrics: list[dict[str, Any]], kind: str, name: str) -> tuple[list[int], list[float]]:
+    """The steps and values of one metric, without missing values."""
     points = [
-        (line["step"], line[figure])
+        (line["step"], line[name])
         for line in metrics
-        if line["kind"] == kind and line.get(figure) is not None
+        if line["kind"] == kind and line.get(name) is not None
     ]
     return [step for step, _ in points], [value for _, value in points]
 
 
 def panels_of(metrics: list[dict[str, Any]]) -> list[Panel]:
-    """The panels that have something to show; a run that has just begun gets empty ones."""
+    """The panels that have data; a run that has just started gets empty ones."""
     known = [
         panel
         for panel in (*PANELS, *OTHER_PANELS)
-        if any(series(metrics, kind, figure)[0] for kind, figure, _ in panel[1])
+        if any(series(metrics, kind, name)[0] for kind, name, _ in panel[1])
     ]
     return known or list(PANELS)
 
 
 def draw(metrics: list[dict[str, Any]], path: Path, title: str) -> None:
-    """The curves, four in a row."""
+    """Plot the curves, four panels per row."""
     require("matplotlib", "plot")
-    # Not pyplot: its figures are global, and its back-end may want a screen.
+    # Not pyplot: its figures are global, and its backend may need a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -107,7 +116,7 @@ def draw(metrics: list[dict[str, Any]], path: Path, title: str) -> None:
     rows = -(-len(chosen) // 4)
     figure = Figure(figsize=(15, 3.5 * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, parse_math=False)  # a name with dollar signs is no formula
+    figure.suptitle(title, parse_math=False)  # a name with dollar signs is not a formula
     panels = figure.subplots(rows, 4, squeeze=False).ravel()
     for spare in panels[len(chosen) :]:
         spare.set_axis_off()
@@ -126,12 +135,12 @@ def draw(metrics: list[dict[str, Any]], path: Path, title: str) -> None:
 
 
 def render(run: Path, metrics: list[dict[str, Any]], picture: Path) -> str:
-    """The page: summary, warnings, curves, configuration."""
+    """The HTML page: summary, warnings, curves, configuration."""
     train = _last(metrics, "train")
     held_out = _last(metrics, "held_out")
     rows = "".join(
-        f"<tr><td>{html.escape(label)}</td><td>{shown(key, train.get(key))}</td>"
-        f"<td><b>{shown(key, held_out.get(key))}</b></td></tr>"
+        f"<tr><td>{html.escape(label)}</td><td>{format_metric(key, train.get(key))}</td>"
+        f"<td><b>{format_metric(key, held_out.get(key))}</b></td></tr>"
         for key, label in metrics_present(train, held_out)
     )
     warnings = "".join(
@@ -164,7 +173,7 @@ def render(run: Path, metrics: list[dict[str, Any]], picture: Path) -> str:
 </style>
 <h1>{name}</h1>
 <p>{" · ".join(facts)}</p>
-{f'<div class="warning"><b>The run says of itself</b><ul>{warnings}</ul></div>' if warnings else ""}
+{f'<div class="warning"><b>Warnings</b><ul>{warnings}</ul></div>' if warnings else ""}
 <table><tr><th></th><th>training</th><th>held-out</th></tr>{rows}</table>
 <img alt="Curves of the run" src="data:image/png;base64,{image}">
 <details><summary>Configuration</summary><pre>{settings}</pre></details>

@@ -19,6 +19,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "data.folder",  # its content is compared by digest
         "train.grad_accumulation",
         "train.device",
+        "train.threads",
         "train.compile",
         "train.cuda_graph",
         "train.fused_kernels",
@@ -101,6 +102,7 @@ class PretrainConfig:
         "accumulate_grad_batches": "train.grad_accumulation",
         "gradient_accumulation_steps": "train.grad_accumulation",
         "gradient_checkpointing": "train.activation_checkpointing",
+        "num_threads": "train.threads",
         "torch_compile": "train.compile",
         "bf16": "train.precision",
         "fp16": "train.precision",

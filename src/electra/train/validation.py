@@ -1,4 +1,4 @@
-"""Held-out figures of the networks: dropout off, the same masks each time."""
+"""Metrics on held-out text: dropout off, the same masks each time."""
 
 import numpy as np
 import torch
@@ -8,18 +8,19 @@ from torch import Tensor
 from electra.device import autocast, random_state, set_random_state
 from electra.objectives.objective import Objective
 from electra.text.shards import Shards
+from electra.train.diagnostics import accuracy_floor, run_diagnostics
 
 VALIDATION_STEP = -1
 """The step of validation's masks and samples, so that they are the same each time."""
 COUNTED_AT_ONCE = 65_536
-"""Rows in memory while words are counted."""
+"""Rows in memory while tokens are counted."""
 
 
 @torch.no_grad()
 def validate(
     objective: Objective, rows: Tensor, micro_batch: int, dtype: torch.dtype
 ) -> dict[str, float]:
-    """Corrupt held-out rows as in training and measure; the run's random state is put back."""
+    """Corrupt held-out rows as in training and measure; the random state stays as it was."""
     device = objective.maskable.device
     before, was_training = random_state(device), objective.training
     torch.manual_seed(0)
@@ -27,17 +28,20 @@ def validate(
     objective.set_seed(0)
     objective.eval()
     sums = torch.zeros(len(objective.metric_names), device=device)
+    label_counts = torch.zeros(len(objective.maskable), dtype=torch.long, device=device)
     verdicts = []
     for first_row, part in zip(
         range(0, len(rows), micro_batch), rows.split(micro_batch), strict=True
     ):
         objective.set_step(VALIDATION_STEP, first_row)
-        masked = objective.mask_batch(part.to(device))
+        batch, masked, totals = objective.mask_batch(part.to(device))
+        label_counts.scatter_add_(0, masked.labels.flatten(), masked.is_masked.flatten().long())
         with autocast(device, dtype):
-            outcome = objective(*masked)
+            outcome = objective(batch, masked, totals)
         sums += outcome.metric_sums
         if outcome.logits is not None:
             verdicts.append((outcome.logits, outcome.replaced, outcome.loss_mask))
+    diagnostics, fixed = run_diagnostics(objective, rows, micro_batch, dtype)
     objective.train(was_training)
     objective.counter.copy_(counter)
     set_random_state(before)
@@ -47,11 +51,18 @@ def validate(
     if verdicts:
         scores, replaced, loss_mask = map(torch.cat, zip(*verdicts, strict=True))
         metrics[objective.auc] = auc(*(t[loss_mask].cpu().numpy() for t in (scores, replaced)))
-    return metrics
+    if fixed is not None:
+        metrics["fixed_auc"] = auc(*(t.cpu().numpy() for t in fixed))
+    floor = accuracy_floor(objective, label_counts)
+    name = "generator_accuracy" if "generator_accuracy" in metrics else "model_accuracy"
+    if name in metrics and floor == floor:
+        metrics["accuracy_floor"] = floor
+        metrics["accuracy_above_floor"] = metrics[name] - floor
+    return metrics | diagnostics
 
 
 def auc(scores: NDArray[np.float32], positive: NDArray[np.bool_]) -> float:
-    """The chance that a replaced token scores above an original one, ties counting half."""
+    """The probability that a replaced token scores above an original one; ties count half."""
     positives = int(positive.sum())
     negatives = len(positive) - positives
     if not positives or not negatives:
@@ -62,16 +73,8 @@ def auc(scores: NDArray[np.float32], positive: NDArray[np.bool_]) -> float:
     return float(above / (positives * negatives))
 
 
-def unigram_entropy(rows: NDArray[np.integer], special: tuple[int, ...]) -> float:
-    """Loss of guessing words by their frequency alone: what a generator has to beat."""
-    counts = np.bincount(rows[:, :-2].ravel())
-    counts[[i for i in special if i < len(counts)]] = 0
-    shares = counts[counts > 0] / max(1, counts.sum())
-    return float(-(shares * np.log(shares)).sum())
-
-
 def token_counts(shards: Shards, rows: int) -> NDArray[np.float64]:
-    """How often each id occurs in the training rows, padding left out: (rows,)."""
+    """How often each id occurs in the training rows, without padding: (rows,)."""
     counts = np.zeros(rows)
     total = shards.rows("train")
     for begin in range(0, total, COUNTED_AT_ONCE):
