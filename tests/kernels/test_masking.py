@@ -127,7 +127,7 @@ def test_every_number_of_tokens(rate, rounding, table, device):
 
 @pytest.mark.parametrize("shown", [0.0, 0.7, 0.85, 1.0])
 def test_what_is_shown(shown, stored, table):
-    compare(stored(5, 128), table, rate=0.5, mask_token_prob=shown)
+    compare(stored(5, 128), table, rate=0.5, shown=shown)
 
 
 def test_a_share_as_torch_compares_it(table, device, monkeypatch):
@@ -186,7 +186,7 @@ def test_any_rows(data, table, device):
         seed=data.draw(st.integers(0, 2**32)),
         rate=data.draw(st.floats(0.01, 1.0)),
         top_rate=data.draw(st.sampled_from([0.0, 0.5])),
-        mask_token_prob=data.draw(st.floats(0, 1)),
+        shown=data.draw(st.floats(0, 1)),
         rounding=data.draw(st.sampled_from(["round", "ceil"])),
     )
 
