@@ -200,8 +200,8 @@ def test_what_is_not_exactly_the_module_runs_as_it_is(change, make, same):
         same(objective, accelerate)
 
 
-@pytest.mark.parametrize("change", [forward_hook, deep_hook, head_hook, generator_hook])
-def test_hooks_registered_later_are_called(change, make, text, agreed, ask, near):
+@pytest.mark.parametrize("change", [forward_hook, deep_hook, head_hook, generator_hook, other_eps])
+def test_what_is_changed_later_counts(change, make, text, agreed, ask, near):
     """As without fused kernels."""
     batch, outcomes = text(3, 24, TOKENS), []
     for fused in (False, True):

@@ -25,7 +25,7 @@ def _small_groups(monkeypatch):
 
 def guess(hidden, table, *rest):
     """With a copy of the table that lasts no longer."""
-    return MlmLoss.apply(hidden, table, table.detach().to(hidden.dtype), *rest)
+    return MlmLoss.apply(hidden, table, table.detach().to(hidden.dtype), *rest, False)
 
 
 def compare(hidden, table, bias, absent, labels, is_masked, near) -> None:

@@ -82,7 +82,7 @@ def test_a_row_is_written_to_its_end_and_not_beyond(length, is_masked):
     out, changed = torch.full_like(given[0], -5), torch.full_like(given[0], True, dtype=torch.bool)
     grid = (1, -(-length // SCATTER_TOKENS))
     scatter_tokens_kernel[grid](
-        *given, out, changed, length, 4, SCATTER_SLOTS, SCATTER_TOKENS, num_warps=1
+        *given, out, changed, length, 4, SCATTER_TOKENS, SCATTER_SLOTS, num_warps=1
     )
     assert (out[0] >= 0).all()
     assert not changed[0].all()

@@ -60,11 +60,11 @@ def module_mismatch(module: nn.Module, reference: nn.Module, skip: str = "") -> 
 
 
 def encoder_state_mismatch(encoder: Encoder) -> str | None:
-    """What was changed since the fused form was put in place: hooks, modes or dropout rates.
+    """What was changed since the fused form was put in place: hooks, modes, dropout rates or eps.
 
     Cheap enough for every call, unlike `encoder_mismatch`.
     """
-    c = encoder.config
+    c, eps = encoder.config, encoder.embeddings.norm.eps
     for path, part in encoder.named_modules():
         if path and has_hooks(part):  # those of the encoder itself run
             return f"{_path(path)} has hooks"
@@ -75,6 +75,8 @@ def encoder_state_mismatch(encoder: Encoder) -> str | None:
             return f"{_path(path)} has p={part.p}, not {c.dropout}"
         if isinstance(part, Attention) and part.dropout != c.attention_dropout:
             return f"{_path(path)} has dropout={part.dropout}, not {c.attention_dropout}"
+        if isinstance(part, nn.LayerNorm) and part.eps != eps:  # the kernels have one for all
+            return f"{_path(path)} has eps={part.eps}, not {eps}"
     return None
 
 

@@ -105,10 +105,11 @@ def _replace_methods(objective: Objective, setting: Literal["triton", "auto"]) -
     for kind, names, form in forms:
         if not isinstance(objective, kind):
             continue
-        if own := _own_methods(objective, kind, names):
-            reasons[names[0]] = f"{type(objective).__name__} overrides {own[0]}"
-        else:
+        own = _own_methods(objective, kind, names)
+        if not own:
             _replace(objective, names[0], form)
+        elif any(_is_foreign(objective, name) for name in own):
+            reasons[names[0]] = f"{type(objective).__name__} overrides {own[0]}"
     return reasons
 
 
@@ -120,6 +121,12 @@ def _own_methods(objective: Objective, kind: type[Objective], names: tuple[str, 
         if getattr(type(objective), name) is not getattr(kind, name)
         or not _is_fused(vars(objective).get(name))
     ]
+
+
+def _is_foreign(objective: Objective, name: str) -> bool:
+    """Whether a method is not one of this package, whose objectives override some by design."""
+    method = vars(objective).get(name, getattr(type(objective), name))
+    return not method.__module__.startswith("electra.objectives.")
 
 
 def _is_fused(value: Any) -> bool:
