@@ -112,9 +112,9 @@ def with_dropout(layer, x, doc_ids, seeds, p, attention_p):
     scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(apart, float("-inf"))
     table = attention_keep_mask(rows * layer.heads * length, length, seeds[0], attention_p)
     mixed = (scores.softmax(-1) * table.view_as(scores)) @ v
-    attended = layer.attended(mixed.transpose(1, 2).reshape(x.shape))
+    attended = layer.out_proj(mixed.transpose(1, 2).reshape(x.shape))
     x = layer.attention_norm(x + attended * keep_mask(x.shape, seeds[1], p))
-    inner = layer.contract(F.gelu(layer.expand(x)))
+    inner = layer.down_proj(F.gelu(layer.up_proj(x)))
     return layer.output_norm(x + inner * keep_mask(x.shape, seeds[2], p))
 
 

@@ -53,11 +53,11 @@ FORMS = {
     ),
     "electra.models.electra:Generator.predict": (
         "any_gpu/heads.py: MlmHead, any_gpu/mlm_loss.py",
-        "aa063034f3252ea2",
+        "fa33111b7b3f3347",
     ),
-    "electra.models.electra:Generator.word_bias": (
+    "electra.models.electra:Generator.output_bias": (
         "any_gpu/mlm_loss.py, cuda/fused_linear_cross_entropy.py",
-        "4b6613928f1300cd",
+        "6192c4c128bdb565",
     ),
     "electra.models.electra:Discriminator.forward": (
         "modules.py: discriminator_forward, any_gpu/heads.py: RtdHead",

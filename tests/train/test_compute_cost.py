@@ -159,7 +159,7 @@ def test_tables(electra):
         (("flops", "model.layers=3"), "stands where the recipe belongs"),
         (("flops", "--budget", "1e16flops"), "Name a recipe"),
         (("flops", "toy", "--budget", "1e16flips"), "is not a budget"),
-        (("flops", "toy", "generator.tie=all"), "one body"),
+        (("flops", "toy", "generator.tie=all"), "need the same size"),
         (("flops", "toy", "data.seq_length=0"), "data.seq_length must be at least 1"),
         (("flops", "toy", "data.seq_length=1000"), "do not fit a position table of 512"),
     ],

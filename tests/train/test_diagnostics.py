@@ -28,7 +28,7 @@ def make_rows(seed: int = 0) -> torch.Tensor:
 def test_the_mean_cosine_is_that_of_all_pairs():
     states = torch.randn(3, 6, 4) + 0.5
     mask = torch.arange(6) < torch.tensor([[6], [4], [1]])
-    batch = Batch(*[mask.long()] * 2, mask, mask)
+    batch = Batch(*[mask.long()] * 2, mask, mask, mask.long()[:, 0])
     found = mean_cosine(states, batch)
     for row, n in enumerate([6, 4]):
         pairs = [

@@ -164,7 +164,7 @@ class CorruptingObjective(Objective):
     def corrupt(self, batch: Batch, masked: Masked, samples: Tensor) -> tuple[Tensor, Tensor]:
         """Put the samples into the original text; return it and which tokens are replaced."""
         corrupted = scatter_tokens(batch.ids, masked.positions, samples, masked.is_masked)
-        replaced = corrupted != batch.ids  # a sample equal to the original counts as original
+        replaced = corrupted != batch.ids  # a correct sample counts as original
         return corrupted, replaced  # (batch, length) each
 
     def unigram_loss(self, entropy: float) -> float:
