@@ -178,12 +178,13 @@ def read_table(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
         if source.kind == "tsv"
         else csv.reader(lines, strict=True)
     )
+    start = [1]  # the line at which the current row starts
     try:
-        header = next(filter(None, rows), [])
+        header = next(filter(None, _rows_from(rows, start)), [])
         if not header:
             return
         column = find_column(field, header, source.name)
-        for row in rows:
+        for row in _rows_from(rows, start):
             if len(row) > column:
                 yield clean(row[column])
             elif row:
@@ -192,9 +193,25 @@ def read_table(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
                     f"the header has {len(header)}: fix that line."
                 )
     except csv.Error as error:
+        if "unexpected end of data" in str(error):
+            raise UserError(
+                f"'{source.name}' line {start[0]} opens a quotation mark that is never closed: "
+                "close it, or double a quotation mark that belongs to the text."
+            ) from None
         raise UserError(
             f"'{source.name}' line {rows.line_num} is not a valid table row ({error}): fix it."
         ) from None
+
+
+def _rows_from(rows: Any, start: list[int]) -> Iterator[list[str]]:
+    """Yield the rows of a `csv.reader` and keep in `start` the line at which each one starts."""
+    while True:
+        start[0] = rows.line_num + 1
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        yield row
 
 
 def read_parquet(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
