@@ -245,9 +245,10 @@ SITES = {
 @pytest.mark.parametrize("run", SITES)
 def test_launches_pass_what_the_kernels_take(run, launches, monkeypatch):
     """`launch` raises a TypeError where number or kind of the arguments is wrong."""
-    if run is run_fused_linear_cross_entropy:  # it calls Triton kernels with what was launched
+    if run is run_fused_linear_cross_entropy:  # its Triton kernels need a GPU where there is one
         results = (*torch.empty(4, 200), torch.empty(200))
         monkeypatch.setattr(fused_linear_cross_entropy, "finalize", lambda *_: results)
+        monkeypatch.setattr(fused_linear_cross_entropy, "pad_bias", lambda *_: torch.empty(1024))
     run()
     assert launches == SITES[run]
 

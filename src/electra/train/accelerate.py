@@ -17,7 +17,6 @@ from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked, max_masked
 from electra.objectives.mlm_output import MlmOutput
 from electra.objectives.objective import CorruptingObjective, Objective
-from electra.objectives.random import Purpose, row_keys, uniform
 from electra.objectives.rtd import ReplacedTokenDetection
 
 MASKING = ("mask_batch", "unpack", "mask", "totals")
@@ -184,13 +183,11 @@ def _mask_batch(objective: Objective, rows: Tensor) -> tuple[Batch, Masked, Tens
     away = rows.device != objective.maskable.device
     if away or isinstance(rate, Tensor) or length > MAX_LENGTH:  # a rate that a graph reads
         return Objective.mask_batch(objective, rows)
-    slots = max_masked(length, max(rate, c.top_rate), c.mask_count_rounding)
-    keys = row_keys(objective.counter, len(rows))
-    ids, segments, attention_mask, *masked, counts = mask_rows(
+    ids, segments, attention_mask, keys, *masked, counts = mask_rows(
         rows,
         objective.maskable,
-        uniform(keys, Purpose.MASK_POSITION, length),
-        uniform(keys, Purpose.MASK_TOKEN, slots),
+        objective.counter,
+        slots=max_masked(length, max(rate, c.top_rate), c.mask_count_rounding),
         mask_id=objective.mask_id,
         rate=rate,
         mask_token_prob=c.mask_token_prob,

@@ -1,9 +1,9 @@
 """Masking a batch, and writing sampled tokens into it.
 
-In plain torch, masking is some fifty small kernels; here it is one. A position's slot is its rank
-by random key: the number of tokens before it. The result equals `unpack` and `mask_tokens` bit for
-bit, except for two tokens with equal keys: here the left one comes first, which topk does not
-promise.
+In plain torch, masking is some hundred small kernels; here it is one, random numbers included. A
+position's slot is its rank by random key: the number of tokens before it. The result equals
+`unpack` and `mask_tokens` bit for bit, except for two tokens with equal keys: here the left one
+comes first, which topk does not promise.
 """
 
 import torch
@@ -17,6 +17,10 @@ MAX_LENGTH = 4096
 """Tokens of a row; the comparisons grow with the square."""
 NO_HALVES = tl.constexpr(2.0**23)
 """From here on fp32 has integers only."""
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+FACTOR_1, FACTOR_2 = tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
+MASK_POSITION, MASK_TOKEN = tl.constexpr(0), tl.constexpr(1)
+"""Constants of `electra.objectives.random`: its hash, and two of its purposes."""
 SCATTER_TOKENS, SCATTER_SLOTS = 64, 32
 """A tile of `scatter_tokens`, for one warp: each thread compares its tokens with all slots."""
 
@@ -24,35 +28,35 @@ SCATTER_TOKENS, SCATTER_SLOTS = 64, 32
 def mask_rows(
     rows: Tensor,
     maskable: Tensor,
-    order_noise: Tensor,
-    mask_noise: Tensor,
+    counter: Tensor,
     *,
+    slots: int,
     mask_id: int,
     rate: float,
     mask_token_prob: float,
     most: int,
     ceil: bool,
 ) -> tuple[Tensor, ...]:
-    """Return ids, segments, attention_mask, inputs, positions, is_masked, labels and counts.
+    """Return ids, segments, attention_mask, row_keys, inputs, positions, is_masked, labels, counts.
 
-    `order_noise` (rows, length) decides which positions are masked and `mask_noise` (rows, slots)
-    which of them show [MASK]; `most` is the largest number of masked positions of a row, at most
-    the number of slots. `counts` (2, rows) are the masked and the real tokens of each row.
+    `counter` holds seed, step and first row, from which `electra.objectives.random` derives all
+    random numbers; `most` is the largest number of masked positions of a row, at most `slots`.
+    `counts` (2, rows) are the masked and the real tokens of each row.
     """
     rows = rows.contiguous()
-    length, slots = order_noise.shape[1], mask_noise.shape[1]
-    ids, segments, inputs = rows.new_empty((3, *order_noise.shape), dtype=torch.long)
-    positions, labels = rows.new_empty((2, *mask_noise.shape), dtype=torch.long)
-    attention_mask = torch.empty_like(order_noise, dtype=torch.bool)
-    is_masked = torch.empty_like(mask_noise, dtype=torch.bool)
-    counts = rows.new_empty((2, len(rows)), dtype=torch.long)
-    outputs = (ids, segments, attention_mask, inputs, positions, is_masked, labels, counts)
+    count, length = len(rows), rows.shape[1] - 2
+    ids, segments, inputs = rows.new_empty((3, count, length), dtype=torch.long)
+    positions, labels = rows.new_empty((2, count, slots), dtype=torch.long)
+    attention_mask = torch.empty_like(ids, dtype=torch.bool)
+    is_masked = torch.empty_like(positions, dtype=torch.bool)
+    keys = rows.new_empty(count, dtype=torch.long)
+    counts = rows.new_empty((2, count), dtype=torch.long)
+    outputs = (ids, segments, attention_mask, keys, inputs, positions, is_masked, labels, counts)
     block = triton.next_power_of_2(length)
     block_n = min(block, ELEMENTS // block)
     # Without fusion: the product must be rounded to fp32 before it is rounded to an integer
-    mask_rows_kernel[(len(rows), triton.cdiv(length, block_n))](
-        rows, maskable, order_noise, mask_noise, *outputs, length, slots, mask_id, rate,
-        mask_token_prob, most,
+    mask_rows_kernel[(count, triton.cdiv(length, block_n))](
+        rows, maskable, counter, *outputs, length, slots, mask_id, rate, mask_token_prob, most,
         ceil, block_n, block, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return outputs
@@ -60,19 +64,19 @@ def mask_rows(
 
 @triton.jit
 def mask_rows_kernel(
-    rows, maskable, order_noise, mask_noise,
-    ids, segments, attention_mask, inputs, positions, is_masked, labels, counts,
+    rows, maskable, counter,
+    ids, segments, attention_mask, keys, inputs, positions, is_masked, labels, counts,
     length, slots, mask_id, rate, mask_token_prob, most,
     CEIL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Some tokens of one row, each compared with all tokens of the row."""
     row = tl.program_id(0).to(tl.int64)
     rows += row * (length + 2)
-    order_noise += row * length
     first, end = tl.load(rows + length), tl.load(rows + length + 1)
+    row_key = key_of_row(counter, row)
 
     other = tl.arange(0, BLOCK)
-    _, text, candidate, key = read_tokens(other, rows, maskable, order_noise, end, length)
+    _, text, candidate, key = read_tokens(other, rows, maskable, row_key, end, length)
     tokens = tl.sum(text.to(tl.int32), 0)
     wanted = tokens.to(tl.float32) * rate
     # Beyond 2^23 a sum rounds half to even, as torch rounds
@@ -80,19 +84,18 @@ def mask_rows_kernel(
     count = tl.minimum(tl.maximum(wanted.to(tl.int32), 1), most)
     count = tl.minimum(count, tl.sum(candidate.to(tl.int32), 0))
     if tl.program_id(1) == 0:
+        tl.store(keys + row, row_key.to(tl.int64))
         tl.store(counts + row, count)
         tl.store(counts + tl.num_programs(0) + row, tokens)
 
     place = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = place < length
-    token, text, _, own = read_tokens(place, rows, maskable, order_noise, end, length)
+    token, text, _, own = read_tokens(place, rows, maskable, row_key, end, length)
     before = (key[:, None] == own[None, :]) & (other[:, None] < place[None, :])
     before |= key[:, None] > own[None, :]
     rank = tl.sum(before.to(tl.int32), 0)  # at least `length` where the row has ended
     has_slot, is_chosen = rank < slots, rank < count
-    shows_mask = is_chosen & (
-        tl.load(mask_noise + row * slots + rank, is_chosen, 1.0) < mask_token_prob
-    )
+    shows_mask = is_chosen & (uniform_at(row_key, MASK_TOKEN, rank) < mask_token_prob)
 
     at = row * length + place
     tl.store(ids + at, token, inside)
@@ -106,15 +109,41 @@ def mask_rows_kernel(
 
 
 @triton.jit
-def read_tokens(place, rows, maskable, order_noise, end, length):
+def read_tokens(place, rows, maskable, row_key, end, length):
     """Tokens of a row, whether they are text, whether they may be masked, and their sort keys:
     candidates come before the others."""
     inside = place < length
     token = tl.load(rows + place, inside, 0)
     text = inside & (place < end)
     candidate = text & tl.load(maskable + token, inside, 0)
-    key = tl.load(order_noise + place, inside, -1.0) + candidate.to(tl.float32)
-    return token, text, candidate, key
+    key = uniform_at(row_key, MASK_POSITION, place) + candidate.to(tl.float32)
+    return token, text, candidate, tl.where(inside, key, -1.0)
+
+
+@triton.jit
+def mix(x):
+    """Hash uint64 numbers with the finalizer of splitmix64, as `electra.objectives.random.mix`."""
+    x = (x ^ (x >> 30)) * FACTOR_1
+    x = (x ^ (x >> 27)) * FACTOR_2
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def key_of_row(counter, row):
+    """The key of a row, as in `electra.objectives.random.row_keys`."""
+    seed = tl.load(counter).to(tl.uint64)
+    step = tl.load(counter + 1).to(tl.uint64)
+    index = (tl.load(counter + 2) + row + 1).to(tl.uint64)
+    key = mix(mix(seed + GOLDEN) + (step + 1) * GOLDEN)
+    return mix(key + index * GOLDEN)
+
+
+@triton.jit
+def uniform_at(row_key, PURPOSE: tl.constexpr, column):
+    """Random numbers in [0, 1), as those of `electra.objectives.random.uniform` in a column."""
+    key = mix(row_key ^ PURPOSE)
+    bits = mix(key + (column + 1).to(tl.uint64) * GOLDEN)
+    return (bits >> 40).to(tl.int32).to(tl.float32) * 5.960464477539063e-08  # 2^-24
 
 
 def scatter_tokens(
