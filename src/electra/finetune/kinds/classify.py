@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch.nn.functional as F
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.finetune.kinds.base import Arrays, Record
@@ -17,8 +16,6 @@ from electra.finetune.settings import FinetuneConfig
 from electra.hub.heads import HeadLayout
 from electra.models.heads import HeadKind
 from electra.tasks.examples import Features, Task
-from electra.tasks.text_classification import encode_sentences
-from electra.text.tokenizer import Vocabulary
 
 SEQUENCE_CLASSIFICATION = HeadLayout(
     architecture="ElectraForSequenceClassification",
@@ -34,22 +31,6 @@ class Classify(TextKind):
     @property
     def num_outputs(self) -> int:
         return max(1, len(self.card.labels))
-
-    @classmethod
-    def card_fields(cls, task: Task) -> dict[str, Any]:
-        return {"pairs": any(example.pair for example in task.splits["train"][:1])}
-
-    def featurize(
-        self,
-        examples: Sequence[Any],
-        tokenizer: Tokenizer,
-        vocab: Vocabulary,
-        *,
-        training: bool = False,
-        swap: bool = False,
-    ) -> Features:
-        length = self.card.max_length
-        return encode_sentences(examples, tokenizer, vocab, length, kind="classify", swap=swap)
 
     def loss(
         self, head: nn.Module, hidden: Tensor, batch: RowBatch, config: FinetuneConfig

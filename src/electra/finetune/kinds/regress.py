@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.errors import UserError
@@ -20,30 +19,13 @@ from electra.finetune.settings import FinetuneConfig
 from electra.hub.heads import HeadLayout
 from electra.models.heads import ClassificationHead, HeadKind, TransformersClassificationHead
 from electra.tasks.examples import Features, Task
-from electra.tasks.text_classification import encode_sentences
-from electra.text.tokenizer import Vocabulary
 
 
 class Regress(TextKind):
     """One number per text or pair."""
 
     layouts: ClassVar[Mapping[HeadKind, HeadLayout]] = {"transformers": SEQUENCE_CLASSIFICATION}
-
-    @classmethod
-    def card_fields(cls, task: Task) -> dict[str, Any]:
-        return {"pairs": any(example.pair for example in task.splits["train"][:1])}
-
-    def featurize(
-        self,
-        examples: Sequence[Any],
-        tokenizer: Tokenizer,
-        vocab: Vocabulary,
-        *,
-        training: bool = False,
-        swap: bool = False,
-    ) -> Features:
-        length = self.card.max_length
-        return encode_sentences(examples, tokenizer, vocab, length, kind="regress", swap=swap)
+    target_kind = "regress"
 
     def normalize_targets(self, features: Features) -> tuple[Features, Scale]:
         """Map the training values to 0..1, so that one learning rate suits all units."""

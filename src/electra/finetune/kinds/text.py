@@ -1,23 +1,28 @@
 """What `classify`, `regress` and `choice` share: one head on the whole text."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.finetune.kinds.base import Arrays, Record, TaskKind
 from electra.finetune.rows import RowBatch
 from electra.models.encoder import Encoder
 from electra.models.heads import ClassificationHead, TransformersClassificationHead
-from electra.tasks.examples import Task
+from electra.tasks.examples import Features, Task
 from electra.tasks.metrics import is_constant, score_sentences
+from electra.tasks.text_classification import encode_sentences
+from electra.text.tokenizer import Vocabulary
 
 
 class TextKind(TaskKind):
     """A kind whose head gives each text one row of scores."""
 
+    target_kind: ClassVar[Literal["classify", "regress"]] = "classify"
+    """Whether targets are label indices or values."""
     drop_input: ClassVar[bool] = True
     """Whether the transformers class has dropout before its first layer."""
 
@@ -25,6 +30,24 @@ class TextKind(TaskKind):
     def num_outputs(self) -> int:
         """Outputs of the head per row."""
         return 1
+
+    @classmethod
+    def card_fields(cls, task: Task) -> dict[str, Any]:
+        return {"pairs": any(example.pair for example in task.splits["train"][:1])}
+
+    def featurize(
+        self,
+        examples: Sequence[Any],
+        tokenizer: Tokenizer,
+        vocab: Vocabulary,
+        *,
+        training: bool = False,
+        swap: bool = False,
+    ) -> Features:
+        length = self.card.max_length
+        return encode_sentences(
+            examples, tokenizer, vocab, length, kind=self.target_kind, swap=swap
+        )
 
     def predictions(self, task: Task, records: Sequence[Record]) -> npt.NDArray[Any]:
         """Label indices, option indices or values, as the metrics take them."""
