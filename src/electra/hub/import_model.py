@@ -29,7 +29,6 @@ from electra.model_paths import SUBFOLDERS, find_model
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Encoder, EncoderConfig
 from electra.text.tokenizer import (
-    fingerprint,
     from_vocab_file,
     read_json,
     save_tokenizer,
@@ -92,9 +91,10 @@ def import_model(
         for name in found.keys() & networks.keys():
             raise UserError(f"Both sources have a {name}: give one source for each network.")
         found |= networks
-    if len({fingerprint(imported.tokenizer) for imported in found.values()}) > 1:
+    first, *others = (imported.tokenizer.get_vocab() for imported in found.values())
+    if any(other != first for other in others):
         raise UserError(
-            f"The tokenizers of {' and '.join(found)} differ: import networks that were trained "
+            f"The vocabularies of {' and '.join(found)} differ: import networks that were trained "
             "together."
         )
     _write(found, out)
