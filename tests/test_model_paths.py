@@ -40,6 +40,7 @@ def test_a_run_a_checkpoint_and_a_folder(finished, last, tmp_path, monkeypatch):
 
 def test_a_network_that_the_run_does_not_have(last, tmp_path):
     shutil.copytree(last / "discriminator", tmp_path / "step" / "discriminator")
+    (tmp_path / "step" / "config.yaml").touch()
     found = find_model(str(tmp_path / "step"))
     with pytest.raises(UserError, match=r"has no generator, only discriminator.*objective\.kind"):
         find_network(found, "generator")

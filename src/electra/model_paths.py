@@ -43,10 +43,14 @@ def find_network(folder: Path, network: Network) -> Path:
             return folder / name
     others = [name for name in SUBFOLDERS if (folder / name).is_dir()]
     if others:
-        raise UserError(
-            f"{folder} has no {network}, only {' and '.join(others)}: the run's objective decides "
-            f"what it trains (objective.kind, generator.kind in {folder / 'config.yaml'})."
+        settings = folder / "config.yaml"
+        why = (
+            "the run's objective decides what it trains (objective.kind, generator.kind in "
+            f"{settings})."
+            if settings.is_file()
+            else "give a folder that has one."
         )
+        raise UserError(f"{folder} has no {network}, only {' and '.join(others)}: {why}")
     return folder
 
 

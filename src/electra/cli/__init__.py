@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from electra import __version__
-from electra.cli import bench, finetune, inference, research, text, train
+from electra.cli import bench, finetune, inference, models, research, text, train
 from electra.errors import UserError
 from electra.files import is_disk_full
 
@@ -37,6 +37,7 @@ app.command()(train.evaluate)
 app.command()(train.report)
 app.command()(research.flops)
 app.command()(research.study)
+app.command("import")(models.import_command)
 app.command()(finetune.finetune)
 app.command()(finetune.glue)
 app.command()(finetune.predict)

@@ -51,7 +51,7 @@ def export(network: Generator | Discriminator, folder: Path, pad_id: int) -> Non
     config = network.encoder.config
     write_model(
         folder,
-        _named_tensors(network),
+        named_tensors(network),
         transformers_config(config, kind, pad_id),
         config.vocab_size,
     )
@@ -179,7 +179,7 @@ def _load_weights(network: N, folder: Path) -> N:
             "are supported."
         )
     kind = f"a {type(network).__name__.lower()}"
-    copy_weights(folder, weights, dict(_named_tensors(network)), kind)
+    copy_weights(folder, weights, dict(named_tensors(network)), kind)
     return network.eval()
 
 
@@ -231,7 +231,7 @@ def copy_weights(
             parameter.copy_(weights[name])
 
 
-def _named_tensors(network: Generator | Discriminator) -> Iterator[tuple[str, Tensor]]:
+def named_tensors(network: Generator | Discriminator) -> Iterator[tuple[str, Tensor]]:
     """Yield views of all tensors under the names of transformers, for reading and writing."""
     yield from named_encoder(network.encoder)
     if isinstance(network, Generator):

@@ -83,9 +83,18 @@ def from_vocab_txt(folder: Path) -> Tokenizer:
             f"'{folder}' holds neither tokenizer.json nor vocab.txt: "
             "name a tokenizer's folder, or train one with `electra tokenizer train`."
         )
-    tokens = file.read_text(encoding="utf-8").split("\n")
+    return from_vocab_file(file, read_json(folder / "tokenizer_config.json"))
+
+
+def from_vocab_file(file: Path, settings: Mapping[str, Any]) -> Tokenizer:
+    """Build BERT's tokenizer from a file with a token per line and `tokenizer_config.json`."""
+    try:
+        tokens = file.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError:
+        raise UserError(
+            f"'{file}' is not a vocabulary in UTF-8: name one, or save it so."
+        ) from None
     vocab = {token.rstrip("\r"): i for i, token in enumerate(tokens) if token.rstrip("\r")}
-    settings = read_json(folder / "tokenizer_config.json")
     tokenizer = Tokenizer(
         models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARS)
     )
