@@ -289,6 +289,12 @@ def test_kernels_are_described(make):
     assert "generator GEMM (Triton, Hopper) + attention (Triton), MLM loss (Triton)" in found
 
 
+def test_a_two_tower_generator_is_described(make):
+    objective = make("electric")
+    use_fused_kernels_(objective)
+    assert "generator plain modules (two towers)" in describe_kernels(objective, 8, 128)
+
+
 def test_a_loss_that_is_not_fused_is_not_described(make):
     objective = make("adversarial")
     use_fused_kernels_(objective)

@@ -12,6 +12,7 @@ from electra.models.dropout import attend, drop
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Attention, Encoder
 from electra.models.frequency_generator import FrequencyGenerator
+from electra.models.two_tower import TwoTowerGenerator
 from electra.objectives.adversarial import Adversarial
 from electra.objectives.all_tokens_mlm import AllTokensMlm, TokenLogProbs
 from electra.objectives.batch import Batch
@@ -152,6 +153,8 @@ def describe_kernels(
     names = {module: name for name, module in objective.named_modules()}
     parts = []
     for name, network in objective.named_children():
+        if isinstance(network, TwoTowerGenerator):
+            parts.append(f"{name} plain modules (two towers)")
         if not isinstance(network, Generator | Discriminator):
             continue
         forward = vars(network.encoder).get("forward")
