@@ -5,8 +5,6 @@ the states of all tokens are nearly parallel. The corruption of `fixed_corruptio
 text alone, so `fixed_auc` compares discriminators of different runs and generators.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,15 +20,15 @@ ROWS = 128
 REPLACED_SHARE = 0.15
 
 
-def accuracy_floor(objective: Objective, label_counts: Tensor) -> float:
+def accuracy_floor(objective: Objective, label_counts: Tensor) -> float | None:
     """Accuracy of copying visible tokens and guessing the most frequent token elsewhere.
 
-    `label_counts` (vocabulary,) counts the masked tokens. NaN if no network predicts tokens.
+    `label_counts` (vocabulary,) counts the masked tokens. None if no network predicts tokens.
     """
-    hidden_share = objective.unigram_loss(1.0)
+    hidden_share = objective.hidden_share()
     total = label_counts.sum().item()
-    if not math.isfinite(hidden_share) or not total:
-        return math.nan
+    if hidden_share is None or not total:
+        return None
     return 1 - hidden_share + hidden_share * label_counts.max().item() / total
 
 

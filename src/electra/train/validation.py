@@ -55,7 +55,7 @@ def validate(
         metrics["fixed_auc"] = auc(*(t.cpu().numpy() for t in fixed))
     floor = accuracy_floor(objective, label_counts)
     name = "generator_accuracy" if "generator_accuracy" in metrics else "model_accuracy"
-    if name in metrics and floor == floor:
+    if name in metrics and floor is not None:
         metrics["accuracy_floor"] = floor
         metrics["accuracy_above_floor"] = metrics[name] - floor
     return metrics | diagnostics
