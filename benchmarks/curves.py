@@ -5,9 +5,9 @@
 
 The fast step is a CUDA graph of the package's kernels, in bf16; the plain one is the modules as
 they are written, in bf16 by autocast, launched one by one. With one seed both begin with the same
-weights and see the same rows at the same rates; masks, samples and dropout are drawn differently.
-Each runs with several seeds, and how far the two steps are apart is set against how far two seeds
-of the same step are.
+weights and see the same rows with the same masks at the same rates; samples and dropout differ.
+Each runs with several seeds; the difference between the two steps is compared with that between
+two seeds of the same step.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from electra.train.pretrain import start
 from electra.train.settings import PretrainConfig
 
 STEPS = {"plain": ("train.cuda_graph=false", "train.fused_kernels=off"), "fast": ()}
-FIGURES = ("mlm_loss", "detection_loss")
+LOSSES = ("mlm_loss", "detection_loss")
 WINDOW = 20
 """Steps over which a curve is averaged before curves are compared."""
 
@@ -39,7 +39,7 @@ def curve(config: PretrainConfig, changes: tuple[str, ...]) -> dict[str, list[fl
         out = Path(folder) / "run"
         start(override(config, list(changes)), out, Console(stderr=True, quiet=True))
         lines = [line for line in read_metrics(out) if line["kind"] == "train"]
-    return {name: [line[name] for line in lines] for name in FIGURES}
+    return {name: [line[name] for line in lines] for name in LOSSES}
 
 
 def smooth(values: list[float]) -> list[float]:
@@ -56,7 +56,7 @@ def apart(pairs: Iterable[tuple[list[float], list[float]]]) -> list[float]:
 def compare(found: dict[str, list[dict[str, list[float]]]]) -> dict[str, dict[str, float]]:
     """For each loss: how far the two steps are apart, and how far two seeds of one step are."""
     answer = {}
-    for name in FIGURES:
+    for name in LOSSES:
         curves = {kind: [smooth(run[name]) for run in runs] for kind, runs in found.items()}
         steps = apart(zip(curves["fast"], curves["plain"], strict=True))
         seeds = apart(pair for runs in curves.values() for pair in pairwise(runs))
@@ -76,7 +76,7 @@ def draw(source: Path, target: Path) -> None:
     found = json.loads(source.read_text())["curves"]
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     colours = {"plain": "tab:gray", "fast": "tab:red"}
-    for axis, name in zip(axes, FIGURES, strict=True):
+    for axis, name in zip(axes, LOSSES, strict=True):
         for kind, runs in found.items():
             for number, run in enumerate(runs):
                 label = f"{kind} step" if not number else None

@@ -15,6 +15,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -49,7 +50,9 @@ def main() -> None:
         )
         ours(options.model, short, 1, options.seeds, options.lr)
         peer(options.model, short, 1, 0, options.lr)
-    found = {"ours": ours(options.model, task, options.epochs, options.seeds, options.lr)}
+    found: dict[str, dict[str, Any]] = {
+        "ours": ours(options.model, task, options.epochs, options.seeds, options.lr)
+    }
     runs = [
         peer(options.model, task, options.epochs, s, options.lr) for s in range(options.peer_seeds)
     ]
@@ -75,7 +78,7 @@ def main() -> None:
     )
 
 
-def ours(model: Path, task: Task, epochs: float, seeds: int, lr: float) -> dict[str, object]:
+def ours(model: Path, task: Task, epochs: float, seeds: int, lr: float) -> dict[str, Any]:
     """All seeds by `electra finetune`."""
     config = FinetuneConfig(
         head="transformers", layer_decay=1.0, bias_correction=True, lr=lr, epochs=epochs

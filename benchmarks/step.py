@@ -10,7 +10,7 @@ small ones do not show in a table of sums.
 import argparse
 import statistics
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def launches(replay: GraphedStep, rows: Tensor) -> list[tuple[float, float, str]
         for _ in range(3):
             replay(rows, RATE)
         torch.cuda.synchronize()
-    on_device = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    on_device = [e for e in profile.events() if e.device_type.name == "CUDA"]
     on_device.sort(key=lambda e: e.time_range.start)
     count = len(on_device) // 3
     second = on_device[count : 2 * count]
@@ -90,12 +90,12 @@ def main() -> None:
     found = launches(replay, rows)
     lines = (f"{start:9.2f} {length:8.2f} {name}" for start, length, name in found)
     args.launches.write_text("\n".join(lines) + "\n")
-    sums: Counter[str] = Counter()
+    sums: defaultdict[str, float] = defaultdict(float)
     for _, length, name in found:
         sums[name] += length
     counts = Counter(name for _, _, name in found)
     print(f"{len(found)} launches, {sum(sums.values()) / 1000:.3f} ms within them")
-    for name, length in sums.most_common(20):
+    for name, length in sorted(sums.items(), key=lambda item: -item[1])[:20]:
         print(f"{length:8.1f} us  {counts[name]:3d} x {length / counts[name]:7.2f}  {name[:80]}")
 
 

@@ -1,15 +1,15 @@
-"""How several seeds of a task are trained fastest: in turn, on streams side by side, or stacked.
+"""Time three ways to fine-tune several seeds: in turn, on parallel CUDA streams, or stacked.
 
     python benchmarks/streams.py
 
     python benchmarks/streams.py --device cpu --layers 2 --hidden 32 --seeds 2 --steps 5
 
-ELECTRA-Small with random weights, random tokens and labels, the shipped step of fine-tuning: on
-CUDA a replayed graph, bf16. 'in turn' trains one seed after the other; 'streams' gives each seed a
-model, an optimizer and a graph of its own, and a CUDA stream that waits for no other; 'stack' is
-what `electra finetune` does. All are timed in turns; ms are of one step of all the seeds. 'apart'
-says that the ways did the same work: after the first steps, how far the weights are from those of
-'in turn', as a share of the way that they have gone: rounding; other work would be 1 or more.
+ELECTRA-Small with random weights, tokens and labels, and the step of `electra finetune`: on CUDA a
+graph in bf16. 'in turn' trains one seed after the other; 'streams' gives each seed its own model,
+optimizer, graph and CUDA stream; 'stack' is what `electra finetune` does. Rounds of all three
+alternate; ms are for one step of all seeds. 'apart' checks that all do the same work: the distance
+of the weights from those of 'in turn' after the first steps, relative to how far these have moved.
+Rounding gives a small number; different work gives 1 or more.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 class Bench:
-    """What all ways have in common: the sizes, the data, who is in which batch."""
+    """What all ways share: sizes, data, and the examples of each batch."""
 
     def __init__(self, options: argparse.Namespace, length: int, device: torch.device) -> None:
         self.options, self.length, self.device = options, length, device
@@ -128,26 +128,26 @@ class Seeds:
 
 
 def measure(bench: Bench) -> list[dict[str, object]]:
-    """Each way in turn, some rounds."""
+    """Time each way in alternating rounds."""
     every, cuda = range(bench.options.seeds), bench.device.type == "cuda"
-    sides = {"in turn": [Seeds(bench, [seed]) for seed in every]}
+    ways = {"in turn": [Seeds(bench, [seed]) for seed in every]}
     if cuda:
-        sides["streams"] = [Seeds(bench, [seed], own_stream=True) for seed in every]
-    sides["stack"] = [Seeds(bench, every)]
-    synchronize(bench.device)  # a stream of one's own does not wait for what was prepared
-    for name, members in sides.items():
-        go(name, members, range(FIRST), bench.device)
-    weights = {name: torch.cat([m.weights() for m in members]) for name, members in sides.items()}
-    begin = sides["stack"][0].begin
-    gone = (weights["in turn"] - begin).norm()
-    apart = {name: ((w - weights["in turn"]).norm() / gone).item() for name, w in weights.items()}
+        ways["streams"] = [Seeds(bench, [seed], own_stream=True) for seed in every]
+    ways["stack"] = [Seeds(bench, every)]
+    synchronize(bench.device)  # a new stream does not wait for the data
+    for name, members in ways.items():
+        run_steps(name, members, range(FIRST), bench.device)
+    weights = {name: torch.cat([m.weights() for m in members]) for name, members in ways.items()}
+    begin = ways["stack"][0].begin
+    moved = (weights["in turn"] - begin).norm()
+    apart = {name: ((w - weights["in turn"]).norm() / moved).item() for name, w in weights.items()}
     steps = range(FIRST, FIRST + bench.options.steps)
-    took: dict[str, list[float]] = {name: [] for name in sides}
+    times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(bench.options.rounds):
-        for name, members in sides.items():
+        for name, members in ways.items():
             began = time.perf_counter()
-            go(name, members, steps, bench.device)
-            took[name].append(1000 * (time.perf_counter() - began) / len(steps))
+            run_steps(name, members, steps, bench.device)
+            times[name].append(1000 * (time.perf_counter() - began) / len(steps))
     return [
         {
             "way": name,
@@ -157,12 +157,12 @@ def measure(bench: Bench) -> list[dict[str, object]]:
             "highest": round(max(ms), 3),
             "apart": float(f"{apart[name]:.2g}"),
         }
-        for name, ms in took.items()
+        for name, ms in times.items()
     ]
 
 
-def go(name: str, members: list[Seeds], steps: range, device: torch.device) -> None:
-    """Take these steps with every seed, and wait for the end of the last one only."""
+def run_steps(name: str, members: list[Seeds], steps: range, device: torch.device) -> None:
+    """Take these steps with every seed, and wait for the last one."""
     if name == "in turn":
         for member in members:
             for number in steps:

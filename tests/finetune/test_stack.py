@@ -126,7 +126,7 @@ def test_stacked_adam_forget():
         optimizer.step(torch.zeros(1))
     assert torch.equal(parameter.detach(), torch.ones(2, 3))  # rate 0 changes nothing
     assert optimizer.means[0][0].abs().sum() > 0
-    optimizer.forget()
+    optimizer.reset()
     assert optimizer.means[0][0].abs().sum() == optimizer.squares[0][0].abs().sum() == 0
 
 

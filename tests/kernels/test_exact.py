@@ -287,3 +287,21 @@ def test_kernels_are_described(make):
     found = describe_kernels(objective, 8, 128)
     assert "discriminator plain modules (layer 0 is PreNormLayer, not Layer)" in found
     assert "generator GEMM (Triton, Hopper) + attention (Triton), MLM loss (Triton)" in found
+
+
+def test_a_two_tower_generator_is_described(make):
+    objective = make("electric")
+    use_fused_kernels_(objective)
+    assert "generator plain modules (two towers)" in describe_kernels(objective, 8, 128)
+
+
+def test_a_loss_that_is_not_fused_is_not_described(make):
+    objective = make("adversarial")
+    use_fused_kernels_(objective)
+    assert "MLM loss" not in describe_kernels(objective, 8, 128)
+
+    objective = make("rtd")
+    objective.generator.__class__ = type("OtherGenerator", (Generator,), {})
+    with pytest.warns(UserWarning, match="OtherGenerator"):
+        use_fused_kernels_(objective)
+    assert "MLM loss" not in describe_kernels(objective, 8, 128)

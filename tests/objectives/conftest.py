@@ -1,5 +1,7 @@
 """A tiny objective of each kind, rows of text, and where gradients went."""
 
+import math
+
 import pytest
 import torch
 
@@ -95,3 +97,16 @@ def reached(ask):
         }
 
     return names
+
+
+@pytest.fixture
+def losses_at():
+    """Return a function that computes -log p of each masked token, one by one."""
+
+    def losses(logits, masked) -> list[float]:
+        return [
+            -math.log(logits[row, slot].detach().double().softmax(0)[masked.labels[row, slot]])
+            for row, slot in masked.is_masked.nonzero().tolist()
+        ]
+
+    return losses

@@ -174,7 +174,7 @@ def test_the_baseline_does_not_train_the_generator(make, batch, reached, monkeyp
     objective = make("adversarial", generator={"tie": "none"}, discriminator_weight=0.0)
     monkeypatch.setattr(objective, "log_prob", lambda logits, *_: logits[..., 0].detach())
     assert reached(objective, batch) == {"baseline.weight"}
-    assert objective.unigram_loss(3.0) == math.inf
+    assert objective.hidden_share() is None
 
 
 def test_the_generator_learns_to_mislead(five_words):

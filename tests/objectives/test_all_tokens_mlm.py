@@ -1,6 +1,7 @@
 """All-Tokens MLM against a slow reference, its mixture and its gate."""
 
 import math
+from statistics import fmean
 
 import pytest
 import torch
@@ -8,20 +9,7 @@ import torch
 from electra.objectives.all_tokens_mlm import TokenLogProbs, best_token, mixture
 
 
-def losses_at(logits, masked) -> list[float]:
-    """-log p of each drawn position's token, one by one."""
-    return [
-        -math.log(logits[row, slot].detach().double().softmax(0)[masked.labels[row, slot]])
-        for row, slot in masked.is_masked.nonzero().tolist()
-    ]
-
-
-def mean(values) -> float:
-    values = list(values)
-    return sum(values) / len(values)
-
-
-def test_all_tokens_against_a_slow_reference(make, batch, ask):
+def test_all_tokens_against_a_slow_reference(make, batch, ask, losses_at):
     """D x [the word that is there] + (1 - D) x softmax, at every real position."""
     objective = make("all-tokens-mlm", model_weight=2.0, gate_weight=0.3)
     masked, output, sums = ask(objective, batch)
@@ -46,13 +34,13 @@ def test_all_tokens_against_a_slow_reference(make, batch, ask):
         caught += int(d < 0.5 and here != true)
         if (row, place) in is_masked:
             right.append(int(mixed.argmax()) == true)
-    kept = 2.0 * mean(words) + 0.3 * mean(gate)
-    assert output.loss.item() == pytest.approx(mean(theirs) + kept, rel=1e-5)
+    kept = 2.0 * fmean(words) + 0.3 * fmean(gate)
+    assert output.loss.item() == pytest.approx(fmean(theirs) + kept, rel=1e-5)
     metrics = objective.compute_metrics(sums)
     assert metrics["loss"] == pytest.approx(output.loss.item(), rel=1e-5)
-    assert metrics["model_loss"] == pytest.approx(mean(words), rel=1e-5)
-    assert metrics["gate_loss"] == pytest.approx(mean(gate), rel=1e-5)
-    assert metrics["model_accuracy"] == pytest.approx(mean(right))
+    assert metrics["model_loss"] == pytest.approx(fmean(words), rel=1e-5)
+    assert metrics["gate_loss"] == pytest.approx(fmean(gate), rel=1e-5)
+    assert metrics["model_accuracy"] == pytest.approx(fmean(right))
     assert (sums["predicted_replaced"], sums["true_positives"]) == (flagged, caught)
     assert torch.equal(output.logits > 0, gates < 0.5)  # a score is the logit of 'replaced'
 

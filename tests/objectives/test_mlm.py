@@ -1,6 +1,6 @@
 """BERT against a slow reference, and its masks."""
 
-import math
+from statistics import fmean
 
 import pytest
 import torch
@@ -8,24 +8,11 @@ import torch
 MASK = 4
 
 
-def losses_at(logits, masked) -> list[float]:
-    """-log p of each drawn position's token, one by one."""
-    return [
-        -math.log(logits[row, slot].detach().double().softmax(0)[masked.labels[row, slot]])
-        for row, slot in masked.is_masked.nonzero().tolist()
-    ]
-
-
-def mean(values) -> float:
-    values = list(values)
-    return sum(values) / len(values)
-
-
-def test_mlm_against_a_slow_reference(make, batch, ask):
+def test_mlm_against_a_slow_reference(make, batch, ask, losses_at):
     objective = make("mlm")
     masked, output, sums = ask(objective, batch)
     logits = objective.mlm(masked.inputs, batch.segments, batch.attention_mask, masked.positions)
-    expected = mean(losses_at(logits, masked))
+    expected = fmean(losses_at(logits, masked))
     assert output.loss.item() == pytest.approx(expected, rel=1e-5)
     metrics = objective.compute_metrics(sums)
     assert metrics["loss"] == metrics["model_loss"] == pytest.approx(expected, rel=1e-5)

@@ -1,6 +1,6 @@
 """Replace MLM against a slow reference, and its gradients."""
 
-import math
+from statistics import fmean
 
 import pytest
 import torch
@@ -12,31 +12,18 @@ TABLES = {
 }
 
 
-def losses_at(logits, masked) -> list[float]:
-    """-log p of each drawn position's token, one by one."""
-    return [
-        -math.log(logits[row, slot].detach().double().softmax(0)[masked.labels[row, slot]])
-        for row, slot in masked.is_masked.nonzero().tolist()
-    ]
-
-
-def mean(values) -> float:
-    values = list(values)
-    return sum(values) / len(values)
-
-
-def test_replace_mlm_against_a_slow_reference(make, batch, ask):
+def test_replace_mlm_against_a_slow_reference(make, batch, ask, losses_at):
     objective = make("replace-mlm", generator_weight=0.7, model_weight=3.0, absent=(MASK,))
     masked, output, sums = ask(objective, batch)
     inputs = (batch.segments, batch.attention_mask, masked.positions)
     theirs = losses_at(objective.generator(masked.inputs, *inputs), masked)
     assert not (output.corrupted == MASK).any()  # which the generator cannot sample here
     mine = losses_at(objective.mlm(output.corrupted, *inputs), masked)
-    expected = 0.7 * mean(theirs) + 3.0 * mean(mine)
+    expected = 0.7 * fmean(theirs) + 3.0 * fmean(mine)
     assert output.loss.item() == pytest.approx(expected, rel=1e-5)
     metrics = objective.compute_metrics(sums)
     assert metrics["loss"] == pytest.approx(expected, rel=1e-5)
-    assert metrics["model_loss"] == pytest.approx(mean(mine), rel=1e-5)
+    assert metrics["model_loss"] == pytest.approx(fmean(mine), rel=1e-5)
     changed = output.corrupted != batch.ids
     assert metrics["replaced_rate"] == pytest.approx(
         (changed.sum() / batch.attention_mask.sum()).item()

@@ -53,21 +53,21 @@ class Speed:
 def bench_pretrain(
     config: PretrainConfig, steps: int, peer_steps: int, console: Console
 ) -> dict[str, Speed]:
-    """The speed of electra, and of transformers if `peer_steps` is not 0."""
+    """Measure electra, and transformers if `peer_steps` is not 0."""
     if config.objective.kind != "rtd":
         raise UserError("transformers has only objective.kind=rtd: leave out objective.kind.")
     config, shards, vocab = resolve_data(config)
     device = choose_device(config.train.device)
     peak = measure_peak(device, choose_precision(config.train.precision, device))
     limit = peak / flops_per_row(config) * config.data.seq_length
-    found = {"electra": ours(config, steps, limit, console)}
+    speeds = {"electra": ours(config, steps, limit, console)}
     if peer_steps:
-        found["transformers"] = theirs(config, peer_steps, limit, shards, vocab)
-    return found
+        speeds["transformers"] = theirs(config, peer_steps, limit, shards, vocab)
+    return speeds
 
 
 def ours(config: PretrainConfig, steps: int, limit: float, console: Console) -> Speed:
-    """The speed that an ordinary run reports, without the first third of its reports."""
+    """Measure an ordinary run by its reports, without the first third of them."""
     every = max(1, steps // 9)
     changes = [f"train.budget={steps}steps", f"train.report_every={every}"]
     changes += ["train.validate_every=1000000", "train.checkpoint_every=1000000"]
@@ -83,9 +83,9 @@ def ours(config: PretrainConfig, steps: int, limit: float, console: Console) -> 
 def theirs(
     config: PretrainConfig, steps: int, limit: float, shards: Shards, vocab: Vocabulary
 ) -> Speed:
-    """The speed of the same step with transformers' two classes.
+    """Measure the same step with transformers' two classes.
 
-    Eager, with SDPA, logits at every position and torch's fused AdamW, as its documentation does.
+    Eager, with SDPA, logits at every position and torch's fused AdamW, as in its documentation.
     """
     device = choose_device(config.train.device)
     dtype = choose_precision(config.train.precision, device)
@@ -106,7 +106,7 @@ def timed(
     config: PretrainConfig,
     device: torch.device,
 ) -> Iterator[float]:
-    """Tokens per second in each of three intervals, after some warm-up steps."""
+    """Yield the tokens per second in each of three intervals, after some warm-up steps."""
     for _ in range(max(1, steps // 4)):
         take(next(rows))
     for _ in range(3):
@@ -120,7 +120,7 @@ def timed(
 
 
 def build_peer(config: PretrainConfig, pad_id: int) -> nn.ModuleDict:
-    """transformers' generator and discriminator, with shared embeddings."""
+    """Build transformers' generator and discriminator, with shared embeddings."""
     library: Any = require("transformers", "dev")
     kinds = {
         "discriminator": (library.ElectraForPreTraining, config.model),
@@ -146,7 +146,7 @@ def peer_step(
     config: PretrainConfig,
     dtype: torch.dtype,
 ) -> Callable[[Tensor], None]:
-    """One step of the peer: mask, predict, sample, detect, update."""
+    """Return one step of the peer: mask, predict, sample, detect, update."""
     o = config.objective
 
     def take(rows: Tensor) -> None:
@@ -165,17 +165,17 @@ def peer_step(
         labels.scatter_(1, masked.positions, masked.labels.where(masked.is_masked, -100))
         shared = {"token_type_ids": segments, "attention_mask": attention_mask.long()}
         with autocast(rows.device, dtype):
-            guessed = pair["generator"](input_ids=masked.inputs, labels=labels, **shared)
-            index = masked.positions[..., None].expand(-1, -1, guessed.logits.shape[-1])
-            chances = guessed.logits.detach().gather(1, index).float().softmax(-1)
-            samples = chances.flatten(0, 1).multinomial(1).view_as(masked.positions)
+            mlm = pair["generator"](input_ids=masked.inputs, labels=labels, **shared)
+            index = masked.positions[..., None].expand(-1, -1, mlm.logits.shape[-1])
+            probs = mlm.logits.detach().gather(1, index).float().softmax(-1)
+            samples = probs.flatten(0, 1).multinomial(1).view_as(masked.positions)
             corrupted = scatter_tokens(ids, masked.positions, samples, masked.is_masked)
             replaced = (corrupted != ids).float()
             logits = pair["discriminator"](input_ids=corrupted, **shared).logits
         loss = F.binary_cross_entropy_with_logits(
             logits.float()[attention_mask], replaced[attention_mask]
         )
-        (guessed.loss + o.discriminator_weight * loss).backward()
+        (mlm.loss + o.discriminator_weight * loss).backward()
         nn.utils.clip_grad_norm_(pair.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -198,8 +198,8 @@ def speed(measured: list[float], limit: float) -> Speed:
 
 
 def reset_memory() -> None:
-    """Count the peak of memory from here on."""
-    gc.collect()  # what is left of a run before
+    """Measure the peak of memory from here on."""
+    gc.collect()  # frees what the run before left
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -161,7 +161,7 @@ def capture_cuda_graphs(
         graphs[length] = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graphs[length], pool=pool):
             step(index, length, rates)
-    step.optimizer.forget()  # the warm-up had learning rate 0, but it changed Adam's moments
+    step.optimizer.reset()  # the warm-up had learning rate 0, but it changed Adam's moments
     step.dropout_rng.restart()
 
     def take_step(rows: Tensor, length: int, rate: Tensor) -> None:

@@ -103,8 +103,8 @@ class Electric(Objective):
             "generator_sampled_accuracy": sums["sampled_correct"] / max(sums["masked"], 1),
         }
 
-    def unigram_loss(self, entropy: float) -> float:
-        return entropy  # the towers never see the token that they predict
+    def hidden_share(self) -> float:
+        return 1.0  # the towers never see the token that they predict
 
     def networks(self) -> dict[str, Generator | Discriminator]:
         # No other library has a two-tower generator to load it into

@@ -46,8 +46,8 @@ class MaskedLanguageModel(Objective):
         accuracy = sums["model_correct"] / max(sums["masked"], 1)
         return {"loss": loss, "model_loss": loss, "model_accuracy": accuracy}
 
-    def unigram_loss(self, entropy: float) -> float:
-        return (self.config.mask_token_prob + self.config.random_token_prob) * entropy
+    def hidden_share(self) -> float:
+        return self.config.mask_token_prob + self.config.random_token_prob
 
     def networks(self) -> dict[str, Generator | Discriminator]:
         return {"mlm": self.mlm}

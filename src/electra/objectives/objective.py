@@ -147,9 +147,12 @@ class Objective(nn.Module):
         """Compute metrics from sums over any number of batches."""
         raise NotImplementedError
 
-    def unigram_loss(self, entropy: float) -> float:
-        """Return the loss of predicting tokens by frequency; infinite if no generator learns."""
-        return self.config.mask_token_prob * entropy  # tokens that stay visible cost nothing
+    def hidden_share(self) -> float | None:
+        """Return the share of masked tokens that the predicting network cannot see.
+
+        None if no network learns to predict tokens.
+        """
+        return self.config.mask_token_prob
 
     def networks(self) -> dict[str, Generator | Discriminator]:
         """Return the networks that a checkpoint exports, by folder name."""
@@ -167,9 +170,8 @@ class CorruptingObjective(Objective):
         replaced = corrupted != batch.ids  # a correct sample counts as original
         return corrupted, replaced  # (batch, length) each
 
-    def unigram_loss(self, entropy: float) -> float:
-        learns = isinstance(self.generator, Generator)
-        return super().unigram_loss(entropy) if learns else float("inf")
+    def hidden_share(self) -> float | None:
+        return super().hidden_share() if isinstance(self.generator, Generator) else None
 
     def exported_generator(self) -> dict[str, Generator | Discriminator]:
         """Return the generator for export, if it has weights."""

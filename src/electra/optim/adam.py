@@ -43,7 +43,7 @@ class PaperAdam(torch.optim.Optimizer):
         device = self.param_groups[0]["params"][0].device
         self.count = torch.full((), NO_BIAS_CORRECTION, device=device)
         self.chunks: Chunks | None = None
-        """What the kernels work on, made by the first step through them."""
+        """The table of the kernels, created by the first step through them."""
 
     @torch.no_grad()
     def step(self, lr: float | Tensor) -> Tensor:  # type: ignore[override]
@@ -118,7 +118,7 @@ class PaperAdam(torch.optim.Optimizer):
             moments = [self.moments(p) for p in params]
             means, squares = ([m[name] for m in moments] for name in ("mean", "square"))
             self.chunks = Chunks(params, means, squares, decays)
-        assert self.chunks is not None, "a step before the capture makes the table of addresses"
+        assert self.chunks is not None, "the table of addresses is created before the capture"
         self.chunks.note(params, grads)
         if not capturing:
             self.chunks.fill()

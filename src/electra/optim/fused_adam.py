@@ -14,7 +14,7 @@ from torch import Tensor
 
 CHUNK, WARPS = 2048, 4
 COLUMNS = tl.constexpr(5)
-"""Addresses of a chunk: a parameter's, its two means', its gradient's, its shadow's (or 0)."""
+"""Addresses of a chunk: parameter, both moments, gradient, bf16 shadow weight (or 0)."""
 PARTS = 4096
 """Sums of squares, one from each chunk, that are added at once."""
 
@@ -22,8 +22,8 @@ PARTS = 4096
 class Chunks:
     """The tensors of a step, cut into chunks; the table says where each chunk is.
 
-    A CUDA graph reads the table in each replay, so it must be made before the capture: what is made
-    within one shares its memory with other tensors of the graph.
+    A CUDA graph reads the table in each replay, so create it before the capture: tensors that a
+    capture allocates share their memory with others of the graph.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ def aligned(tensor: Tensor) -> bool:
 
 @triton.jit
 def column(table, number: tl.constexpr):
-    """The start of this program's chunk of a parameter (0), its means (1, 2) or gradient (3)."""
+    """The start of this program's chunk of a parameter (0), its moments (1, 2) or gradient (3)."""
     address = tl.load(table + COLUMNS * tl.program_id(0) + number)
     return tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
 

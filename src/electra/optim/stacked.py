@@ -54,7 +54,7 @@ class StackedAdam:
                     None,
                 )
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Reset the moments and the step count."""
         self.count.fill_(self.first_count)
         for moments in (*self.means, *self.squares):

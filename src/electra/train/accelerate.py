@@ -1,4 +1,4 @@
-"""Put faster code under an objective: the same networks, the same loss."""
+"""Replace methods of an objective and its networks by faster forms with the same results."""
 
 import importlib.util
 import warnings
@@ -12,6 +12,8 @@ from electra.models.dropout import attend, drop
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Attention, Encoder
 from electra.models.frequency_generator import FrequencyGenerator
+from electra.models.two_tower import TwoTowerGenerator
+from electra.objectives.adversarial import Adversarial
 from electra.objectives.all_tokens_mlm import AllTokensMlm, TokenLogProbs
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked, max_masked
@@ -20,11 +22,11 @@ from electra.objectives.objective import CorruptingObjective, Objective
 from electra.objectives.rtd import ReplacedTokenDetection
 
 MASKING = ("mask_batch", "unpack", "mask", "totals")
-"""Methods that one masking kernel stands for."""
+"""Methods that one masking kernel replaces together."""
 
 
 def use_cheap_cpu_dropout_(objective: Objective) -> None:
-    """Cheaper dropout, for the CPU."""
+    """Replace dropout by a form that takes less time on the CPU."""
     for module in objective.modules():
         if isinstance(module, nn.Dropout) and module.p:
             _replace(module, "forward", partial(_drop, module))
@@ -53,7 +55,7 @@ def use_fused_kernels_(
     A fused form replaces exactly the module or method that it stands for. Anything else keeps
     running as plain modules, and a warning says why.
     """
-    if importlib.util.find_spec("triton") is None:  # it comes with torch where torch knows CUDA
+    if importlib.util.find_spec("triton") is None:  # CPU builds of torch come without it
         return
     from electra.kernels import modules
 
@@ -85,7 +87,7 @@ def use_fused_kernels_(
 
 
 def _replace_methods(objective: Objective, setting: Literal["triton", "auto"]) -> dict[str, str]:
-    """Put fused forms in the place of an objective's methods; returns why some stay plain."""
+    """Replace an objective's methods by fused forms; return why some stay plain."""
     from electra.kernels import modules
 
     reasons = {}
@@ -113,7 +115,7 @@ def _replace_methods(objective: Objective, setting: Literal["triton", "auto"]) -
 
 
 def _own_methods(objective: Objective, kind: type[Objective], names: tuple[str, ...]) -> list[str]:
-    """Which of these methods are not those of `kind`."""
+    """Return the methods that a subclass of `kind` or the instance overrides."""
     return [
         name
         for name in names
@@ -123,7 +125,7 @@ def _own_methods(objective: Objective, kind: type[Objective], names: tuple[str, 
 
 
 def _is_foreign(objective: Objective, name: str) -> bool:
-    """Whether a method is not one of this package, whose objectives override some by design."""
+    """Whether a method is defined outside of this package's objectives."""
     method = vars(objective).get(name, getattr(type(objective), name))
     return not method.__module__.startswith("electra.objectives.")
 
@@ -137,7 +139,7 @@ def _is_fused(value: Any) -> bool:
 def describe_kernels(
     objective: Objective, rows: int, length: int, dtype: torch.dtype = torch.bfloat16
 ) -> str:
-    """Which kernels compute an objective's networks, in a few words.
+    """Describe the kernels that compute an objective's networks, in a few words.
 
     For example "generator fused encoder (CUDA), discriminator GEMM + attention (CUDA)".
     """
@@ -151,6 +153,8 @@ def describe_kernels(
     names = {module: name for name, module in objective.named_modules()}
     parts = []
     for name, network in objective.named_children():
+        if isinstance(network, TwoTowerGenerator):
+            parts.append(f"{name} plain modules (two towers)")
         if not isinstance(network, Generator | Discriminator):
             continue
         forward = vars(network.encoder).get("forward")
@@ -160,7 +164,7 @@ def describe_kernels(
         recompute = forward.keywords["recompute"]
         shape = modules.encoder_shape(network.encoder, rows, length, dtype, recompute=recompute)
         parts.append(f"{name} {plan_encoder(shape, setting).describe()}")
-        if isinstance(network, Generator) and "run_mlm" in vars(objective):
+        if isinstance(network, Generator) and _has_fused_loss(objective, network):
             c, width = objective.config, network.encoder.config.embedding
             tier = plan_mlm_loss(
                 width, c.temperature, c.disallow_correct, dtype, shape.device, setting
@@ -169,8 +173,16 @@ def describe_kernels(
     return ", ".join(parts) or "plain modules"
 
 
+def _has_fused_loss(objective: Objective, network: Generator) -> bool:
+    """Whether a fused kernel computes the MLM loss; `Adversarial` needs the logits themselves."""
+    from electra.kernels import modules
+
+    replaced = "run_mlm" in vars(objective) and not isinstance(objective, Adversarial)
+    return replaced and modules.uses_fused_head(network)
+
+
 def _readable(name: str) -> str:
-    """`discriminator.encoder` as `discriminator encoder`."""
+    """Return `discriminator.encoder` as `discriminator encoder`."""
     return name.replace(".", " ") or "the objective"
 
 
@@ -180,8 +192,9 @@ def _mask_batch(objective: Objective, rows: Tensor) -> tuple[Batch, Masked, Tens
 
     c, length = objective.config, rows.shape[1] - 2
     rate = objective.mask_rate if objective.training else c.mask_rate
-    away = rows.device != objective.maskable.device
-    if away or isinstance(rate, Tensor) or length > MAX_LENGTH:  # a rate that a graph reads
+    elsewhere = rows.device != objective.maskable.device
+    # The rate is a tensor if it changes between replays of a CUDA graph
+    if elsewhere or isinstance(rate, Tensor) or length > MAX_LENGTH:
         return Objective.mask_batch(objective, rows)
     ids, segments, attention_mask, keys, *masked, counts = mask_rows(
         rows,
@@ -211,16 +224,16 @@ def _run_mlm(
     *,
     sample: bool,
 ) -> MlmOutput:
-    """The fused form of `Objective.run_mlm`; it samples whether asked to or not, at no cost."""
+    """The fused form of `Objective.run_mlm`; it always samples, which costs nothing."""
     from electra.kernels import modules
 
     if not isinstance(network, Generator) or not modules.uses_fused_head(network):
         return type(objective).run_mlm(objective, network, inputs, batch, masked, sample=sample)
     c = objective.config
     hidden = network.states(inputs, batch.segments, batch.doc_ids, masked.positions)
-    given = (hidden, masked.labels, masked.is_masked, masked.labels)
+    slots = (masked.labels, masked.is_masked, masked.labels)
     options = (c.temperature, c.disallow_correct, setting)
-    losses, samples, best, _ = modules.mlm_loss(network, *given, *options)
+    losses, samples, best, _ = modules.mlm_loss(network, hidden, *slots, *options)
     correct = (best == masked.labels) & masked.is_masked
     return MlmOutput(losses.sum(), correct, samples)
 
@@ -235,10 +248,11 @@ def _token_log_probs(
     """The fused form of `AllTokensMlm.token_log_probs`; padding has no loss and is not read."""
     from electra.kernels import modules
 
-    given = (hidden, batch.ids, batch.attention_mask, corrupted)
-    losses, _, token, log_probs = modules.mlm_loss(objective.mlm, *given, setting=setting)
-    best, here = log_probs.unbind(-1)
-    return TokenLogProbs(-losses, here, best, token)
+    losses, _, best_token, log_probs = modules.mlm_loss(
+        objective.mlm, hidden, batch.ids, batch.attention_mask, corrupted, setting=setting
+    )
+    best, input_log_prob = log_probs.unbind(-1)
+    return TokenLogProbs(-losses, input_log_prob, best, best_token)
 
 
 def _corrupt(batch: Batch, masked: Masked, samples: Tensor) -> tuple[Tensor, Tensor]:
@@ -249,22 +263,22 @@ def _corrupt(batch: Batch, masked: Masked, samples: Tensor) -> tuple[Tensor, Ten
 
 
 def _detection_loss(
-    scores: Tensor,
+    logits: Tensor,
     replaced: Tensor,
     loss_mask: Tensor,
     batch: Batch,
     masked: Masked,
-    guesses: MlmOutput,
+    mlm: MlmOutput,
 ) -> tuple[Tensor, Tensor]:
     """The fused form of `ReplacedTokenDetection.detection_loss`."""
     from electra.kernels.any_gpu.rtd_loss import RtdLoss
 
-    slots = (guesses.correct, guesses.samples, masked.labels, masked.is_masked)
+    slots = (mlm.correct, mlm.samples, masked.labels, masked.is_masked)
     return RtdLoss.apply(
-        scores, replaced, loss_mask, batch.attention_mask, guesses.loss.detach(), *slots
+        logits, replaced, loss_mask, batch.attention_mask, mlm.loss.detach(), *slots
     )
 
 
-def _replace(thing: Any, name: str, value: Any) -> None:
-    # object.__setattr__, because a module registers what it is given
-    object.__setattr__(thing, name, value)
+def _replace(owner: Any, name: str, value: Any) -> None:
+    # object.__setattr__, because nn.Module would register a module inside `value`
+    object.__setattr__(owner, name, value)

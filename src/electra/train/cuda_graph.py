@@ -1,11 +1,15 @@
-"""A training step as one CUDA graph: the host launches it whole, then is free."""
+"""A training step as one CUDA graph, which the host launches at once."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from electra.train.step import Step
+
+if TYPE_CHECKING:
+    from electra.kernels.shadow_weights import ShadowWeights
 
 GraphedStep = Callable[[Tensor, float], Tensor]
 """Takes the rows and the learning rate of a step; returns what the step returns."""
@@ -18,16 +22,12 @@ def capture_cuda_graph(step: Step, rows: Tensor) -> GraphedStep:
     """Capture `step` as one graph for each stage of the objective; weights and state stay as is.
 
     What changes between steps is read from fixed addresses: the rows, the learning rate, the mask
-    rate and torch's random offset. A replay takes that offset from the host's generator and
-    advances it as the step itself does. So a replay draws the same random numbers as the step, and
-    a checkpoint has to save no more than `torch.cuda.get_rng_state`.
+    rate, `objective.counter` and torch's random offset. A replay takes that offset from the host's
+    generator and advances it as the step itself does. So a replay uses the same random numbers as
+    the step, and a checkpoint only has to save `torch.cuda.get_rng_state`.
     """
     objective, optimizer = step.objective, step.optimizer
-    shadows = []
-    if step.dtype == torch.bfloat16 and optimizer.supports_kernels():
-        from electra.kernels.modules import attach_shadow_weights
-
-        shadows = attach_shadow_weights(objective, step.dtype)
+    shadows = _attach_shadow_weights(step)
     static_rows = rows.clone()
     rate = torch.zeros((), device=rows.device)
     static_mask_rate = torch.full(
@@ -71,3 +71,12 @@ def capture_cuda_graph(step: Step, rows: Tensor) -> GraphedStep:
         return sums
 
     return replay
+
+
+def _attach_shadow_weights(step: Step) -> "list[ShadowWeights]":
+    """Attach bf16 copies of the weights, if the optimizer's kernels can keep them up to date."""
+    if step.dtype != torch.bfloat16 or not step.optimizer.supports_kernels():
+        return []
+    from electra.kernels.modules import attach_shadow_weights
+
+    return attach_shadow_weights(step.objective, step.dtype)

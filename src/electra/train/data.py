@@ -1,4 +1,4 @@
-"""Batches from shards: an endless shuffled stream whose state is one number."""
+"""Batches from shards: an endless shuffled stream, of which the position is the only state."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ def check_positions(length: int, positions: int) -> None:
 
 
 def rows_at(shards: Shards, position: int, count: int, seed: int) -> NDArray[np.int32]:
-    """`count` rows of the stream from `position` on; each epoch has its own order.
+    """Return `count` rows of the stream from `position` on; each epoch has its own order.
 
     The order is a function of seed, epoch and position, not a stored permutation, so a resumed run
     only needs its position.
@@ -79,7 +79,7 @@ def rows_at(shards: Shards, position: int, count: int, seed: int) -> NDArray[np.
 def stream(
     shards: Shards, batch: int, seed: int, position: int, device: torch.device
 ) -> Iterator[Tensor]:
-    """Batches from `position` on, prefetched while the device trains.
+    """Yield batches from `position` on, prefetched while the device trains.
 
     On CUDA the next batch is copied while a step runs. The reader waits until the device has begun
     the batch `AHEAD` positions before: otherwise the host would run far ahead, and a time budget
@@ -93,15 +93,15 @@ def stream(
         rows = torch.from_numpy(rows_at(shards, start, batch, seed))
         return rows.pin_memory() if side else rows
 
-    def over(rows: Tensor) -> Tensor:
+    def copy(rows: Tensor) -> Tensor:
         with torch.cuda.stream(side):
             return rows.to(device, non_blocking=True)
 
     with ThreadPoolExecutor(1) as reader:
         ahead = deque(reader.submit(fetch, position + i * batch) for i in range(AHEAD))
-        coming = over(ahead.popleft().result())
+        next_rows = copy(ahead.popleft().result())
         while True:
-            rows, begun = coming, None
+            rows, begun = next_rows, None
             if side:
                 now = torch.cuda.current_stream(device)
                 now.wait_stream(side)
@@ -109,13 +109,13 @@ def stream(
                 begun = torch.cuda.Event(blocking=True)
                 begun.record(now)
             ahead.append(reader.submit(fetch, position + AHEAD * batch, begun))
-            coming = over(ahead.popleft().result())
+            next_rows = copy(ahead.popleft().result())
             position += batch
             yield rows
 
 
 def held_out_rows(shards: Shards, count: int) -> Tensor:
-    """The same held-out rows each time, spread evenly over the split."""
+    """Return the same held-out rows each time, spread evenly over the split."""
     total = shards.rows("held_out")
     if not total:
         raise UserError(
@@ -127,5 +127,5 @@ def held_out_rows(shards: Shards, count: int) -> Tensor:
 
 
 def _mix(seed: int, epoch: int) -> int:
-    """One seed from two numbers."""
+    """Combine two numbers into one seed."""
     return int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])

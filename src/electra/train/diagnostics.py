@@ -5,8 +5,6 @@ the states of all tokens are nearly parallel. The corruption of `fixed_corruptio
 text alone, so `fixed_auc` compares discriminators of different runs and generators.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,17 +18,18 @@ from electra.objectives.objective import Objective
 ROWS = 128
 """Held-out rows that the diagnostics read."""
 REPLACED_SHARE = 0.15
+"""Share of the tokens that `fixed_corruption` replaces."""
 
 
-def accuracy_floor(objective: Objective, label_counts: Tensor) -> float:
+def accuracy_floor(objective: Objective, label_counts: Tensor) -> float | None:
     """Accuracy of copying visible tokens and guessing the most frequent token elsewhere.
 
-    `label_counts` (vocabulary,) counts the masked tokens. NaN if no network predicts tokens.
+    `label_counts` (vocabulary,) counts the masked tokens. None if no network predicts tokens.
     """
-    hidden_share = objective.unigram_loss(1.0)
+    hidden_share = objective.hidden_share()
     total = label_counts.sum().item()
-    if not math.isfinite(hidden_share) or not total:
-        return math.nan
+    if hidden_share is None or not total:
+        return None
     return 1 - hidden_share + hidden_share * label_counts.max().item() / total
 
 
@@ -38,7 +37,7 @@ def accuracy_floor(objective: Objective, label_counts: Tensor) -> float:
 def run_diagnostics(
     objective: Objective, rows: Tensor, micro_batch: int, dtype: torch.dtype
 ) -> tuple[dict[str, float], tuple[Tensor, Tensor] | None]:
-    """The state cosine of each network; scores and labels of the fixed corruption, if any."""
+    """Return the state cosine of each network, and scores and labels of the fixed corruption."""
     device, rows = objective.maskable.device, rows[:ROWS]
     networks = {
         name: network
@@ -46,7 +45,7 @@ def run_diagnostics(
         if isinstance(network, Generator | Discriminator) and isinstance(network.encoder, Encoder)
     }
     cosines: dict[str, list[Tensor]] = {name: [] for name in networks}
-    verdicts = []
+    detections = []
     for part, corrupted in zip(
         rows.split(micro_batch),
         fixed_corruption(rows, objective.maskable.cpu()).split(micro_batch),
@@ -60,18 +59,18 @@ def run_diagnostics(
                     ids = corrupted.to(device)
                     scores = network(ids, batch.segments, batch.doc_ids).float()
                     real = batch.attention_mask
-                    verdicts.append((scores[real], (ids != batch.ids)[real]))
+                    detections.append((scores[real], (ids != batch.ids)[real]))
                 states = network.encoder(ids, batch.segments, batch.doc_ids)
             cosines[name].append(mean_cosine(states.float(), batch))
     metrics = {f"{name}_state_cosine": torch.cat(c).mean().item() for name, c in cosines.items()}
-    if not verdicts:
+    if not detections:
         return metrics, None
-    scores, replaced = map(torch.cat, zip(*verdicts, strict=True))
+    scores, replaced = map(torch.cat, zip(*detections, strict=True))
     return metrics, (scores, replaced)
 
 
 def mean_cosine(states: Tensor, batch: Batch) -> Tensor:
-    """Mean cosine of all pairs of token states in each row: (batch,)."""
+    """Return the mean cosine of all pairs of token states in each row, (batch,)."""
     units = F.normalize(states, dim=-1) * batch.attention_mask[..., None]
     n = batch.attention_mask.sum(1)
     pairs = (n * (n - 1)).clamp_min(1)
@@ -79,13 +78,13 @@ def mean_cosine(states: Tensor, batch: Batch) -> Tensor:
 
 
 def fixed_corruption(rows: Tensor, maskable: Tensor) -> Tensor:
-    """The ids of `rows` with some tokens replaced by their frequency, the same in every run."""
+    """Return the ids of `rows` with random tokens of the text in some places, always the same."""
     ids, total = rows[:, :-2].long(), rows[:, -1:]
     real = (torch.arange(ids.shape[1]) < total) & maskable[ids]
     if not real.any():
         return ids
     generator = torch.Generator().manual_seed(0)  # on the CPU: the same on every device
     tokens = ids[real]
-    drawn = tokens[torch.randint(len(tokens), ids.shape, generator=generator)]
+    sampled = tokens[torch.randint(len(tokens), ids.shape, generator=generator)]
     chosen = real & (torch.rand(ids.shape, generator=generator) < REPLACED_SHARE)
-    return torch.where(chosen, drawn, ids)  # (batch, length)
+    return torch.where(chosen, sampled, ids)  # (batch, length)

@@ -17,7 +17,7 @@ from electra.train.validation import validate
 
 
 def restore_run(run: Path) -> tuple[PretrainConfig, Objective]:
-    """The configuration and the networks of a checkpoint, or of a run's last one."""
+    """Load the configuration and the networks of a checkpoint, or of a run's last one."""
     last = last_checkpoint(run)
     config = read_run_config(last)
     objective = build_objective(config, load_vocabulary(resolve_model(str(last), "encoder")))
@@ -26,7 +26,7 @@ def restore_run(run: Path) -> tuple[PretrainConfig, Objective]:
 
 
 def last_checkpoint(run: Path) -> Path:
-    """The newest checkpoint of a run; a checkpoint is returned as it is."""
+    """Return the newest checkpoint of a run; a checkpoint is returned as it is."""
     if (run / "state.json").is_file():
         return run
     saved = checkpoint.checkpoints(run)
@@ -36,7 +36,7 @@ def last_checkpoint(run: Path) -> Path:
 
 
 def evaluate(run: Path, data: Path, rows: int) -> tuple[Path, dict[str, float]]:
-    """The measured checkpoint (the last one of a run) and its held-out metrics."""
+    """Measure a checkpoint, or a run's last one; return its path and its held-out metrics."""
     last = last_checkpoint(run)
     tokenizer = resolve_model(str(last), "encoder")
     config, objective = restore_run(last)
@@ -48,8 +48,7 @@ def evaluate(run: Path, data: Path, rows: int) -> tuple[Path, dict[str, float]]:
             f"{data} was prepared with another tokenizer than {run}: prepare the text again with "
             f"--tokenizer {shlex.quote(str(tokenizer))}"
         )
-    device = choose_device("auto")  # not necessarily the machine that trained
+    device = choose_device("auto")  # maybe another machine than the one that trained
     dtype = choose_precision(config.train.precision, device)
     micro_batch = config.data.batch_size // config.train.grad_accumulation
-    found = validate(objective.to(device), held_out_rows(shards, rows), micro_batch, dtype)
-    return last, found
+    return last, validate(objective.to(device), held_out_rows(shards, rows), micro_batch, dtype)

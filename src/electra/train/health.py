@@ -1,4 +1,4 @@
-"""Checks that name a failure which a falling loss would hide."""
+"""Warnings of failures that a falling loss would hide."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,12 +11,13 @@ MARGIN = 0.02
 
 @dataclass(slots=True)
 class HealthCheck:
-    """Checks held-out metrics after the warm-up; gives each warning once."""
+    """Checks held-out metrics after the warm-up, and gives each warning once."""
 
-    given: set[str] = field(default_factory=set)
+    warned: set[str] = field(default_factory=set)
+    """Warnings that were given already."""
 
     def check(self, progress: float, warmup: float, held_out: dict[str, float]) -> list[str]:
-        """New warnings; `warmup` is the progress at which the warm-up ends."""
+        """Return new warnings; `warmup` is the progress at which the warm-up ends."""
         # Every run begins on the plateau; a third of the schedule later it should have left it.
         if progress < max(2 * warmup, 1 / 3):
             return []
@@ -42,8 +43,8 @@ class HealthCheck:
                 "rate that is too high (optim.lr), a run that is too short to leave the opening "
                 "plateau, or a generator that is too strong (generator.width)."
             )
-        new = [text for name, text in warnings.items() if name not in self.given]
-        self.given |= warnings.keys()
+        new = [text for name, text in warnings.items() if name not in self.warned]
+        self.warned |= warnings.keys()
         return new
 
 

@@ -29,7 +29,7 @@ def validate(
     objective.eval()
     sums = torch.zeros(len(objective.metric_names), device=device)
     label_counts = torch.zeros(len(objective.maskable), dtype=torch.long, device=device)
-    verdicts = []
+    detections = []
     for first_row, part in zip(
         range(0, len(rows), micro_batch), rows.split(micro_batch), strict=True
     ):
@@ -40,7 +40,7 @@ def validate(
             outcome = objective(batch, masked, totals)
         sums += outcome.metric_sums
         if outcome.logits is not None:
-            verdicts.append((outcome.logits, outcome.replaced, outcome.loss_mask))
+            detections.append((outcome.logits, outcome.replaced, outcome.loss_mask))
     diagnostics, fixed = run_diagnostics(objective, rows, micro_batch, dtype)
     objective.train(was_training)
     objective.counter.copy_(counter)
@@ -48,33 +48,33 @@ def validate(
     metrics = objective.compute_metrics(
         dict(zip(objective.metric_names, sums.tolist(), strict=True))
     )
-    if verdicts:
-        scores, replaced, loss_mask = map(torch.cat, zip(*verdicts, strict=True))
+    if detections:
+        scores, replaced, loss_mask = map(torch.cat, zip(*detections, strict=True))
         metrics[objective.auc] = auc(*(t[loss_mask].cpu().numpy() for t in (scores, replaced)))
     if fixed is not None:
         metrics["fixed_auc"] = auc(*(t.cpu().numpy() for t in fixed))
     floor = accuracy_floor(objective, label_counts)
     name = "generator_accuracy" if "generator_accuracy" in metrics else "model_accuracy"
-    if name in metrics and floor == floor:
+    if name in metrics and floor is not None:
         metrics["accuracy_floor"] = floor
         metrics["accuracy_above_floor"] = metrics[name] - floor
     return metrics | diagnostics
 
 
 def auc(scores: NDArray[np.float32], positive: NDArray[np.bool_]) -> float:
-    """The probability that a replaced token scores above an original one; ties count half."""
+    """Return how often a replaced token scores above an original one; ties count half."""
     positives = int(positive.sum())
     negatives = len(positive) - positives
     if not positives or not negatives:
         return float("nan")
-    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
+    _, index, count = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = np.cumsum(count) - (count - 1) / 2  # mean rank of each distinct score
-    above = ranks[place][positive].sum() - positives * (positives + 1) / 2
+    above = ranks[index][positive].sum() - positives * (positives + 1) / 2
     return float(above / (positives * negatives))
 
 
 def token_counts(shards: Shards, rows: int) -> NDArray[np.float64]:
-    """How often each id occurs in the training rows, without padding: (rows,)."""
+    """Count how often each id occurs in the training rows, without padding: (rows,)."""
     counts = np.zeros(rows)
     total = shards.rows("train")
     for begin in range(0, total, COUNTED_AT_ONCE):

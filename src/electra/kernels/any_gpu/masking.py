@@ -174,12 +174,12 @@ def scatter_tokens_kernel(
     here = tl.full((BLOCK_M,), -1, tl.int32)  # no token
     for first in range(0, slots, BLOCK_N):
         slot = first + tl.arange(0, BLOCK_N)
-        given = row * slots + slot
-        used = tl.load(where + given, slot < slots, 0)
-        to = tl.load(positions + given, slot < slots, 0)
-        token = tl.load(tokens + given, slot < slots, 0).to(tl.int32)
-        meant = used[:, None] & (to[:, None] == place[None, :])
-        here = tl.maximum(here, tl.max(tl.where(meant, token[:, None], -1), 0))
+        at_slot = row * slots + slot
+        used = tl.load(where + at_slot, slot < slots, 0)
+        to = tl.load(positions + at_slot, slot < slots, 0)
+        token = tl.load(tokens + at_slot, slot < slots, 0).to(tl.int32)
+        hits = used[:, None] & (to[:, None] == place[None, :])
+        here = tl.maximum(here, tl.max(tl.where(hits, token[:, None], -1), 0))
     after = tl.where(here >= 0, here.to(before.dtype), before)
     tl.store(out + at, after, place < length)
     tl.store(changed + at, after != before, place < length)

@@ -50,8 +50,9 @@ class MlmLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         saved: tuple[Tensor, ...]
         if cuda:
-            given = (hidden, copy, bias, absent, labels, is_masked, other)
-            outputs, saved = cross_entropy_forward(*given)
+            outputs, saved = cross_entropy_forward(
+                hidden, copy, bias, absent, labels, is_masked, other
+            )
         else:
             # A token without probability has no gradient: the backward pass needs no mask.
             bias = bias.to(hidden.dtype, copy=True).masked_fill_(absent, float("-inf"))

@@ -97,8 +97,8 @@ def fold(x, y):
             "=r,r,r", [x, y], tl.uint32, True, 1,
         )  # fmt: skip
     else:
-        weight_grad = x.to(tl.uint64) * y.to(tl.uint64)
-        return (weight_grad >> 32).to(tl.uint32) ^ weight_grad.to(tl.uint32)
+        product = x.to(tl.uint64) * y.to(tl.uint64)
+        return (product >> 32).to(tl.uint32) ^ product.to(tl.uint32)
 
 
 @triton.jit

@@ -12,28 +12,28 @@ from electra.kernels.any_gpu.reduce import num_programs
 BLOCK = 256
 """Tokens that one warp reads at once."""
 NUM_SUMS, LOSS_INDEX = 10, 5
-"""How programs sums there are, and the index of the loss."""
+"""The number of sums, and the index of the loss among them."""
 
 
 class RtdLoss(torch.autograd.Function):
     """The summed loss, and (10,) sums in the order of the objective's `metric_names`.
 
-    scores, replaced, loss_mask and attention_mask are (batch, length); `slots` are right, samples,
-    labels and is_masked, (batch, slots) each. The generator's loss is only passed on, to the sums.
+    logits, replaced, loss_mask and attention_mask are (batch, length); `slots` are correct,
+    samples, labels and is_masked, (batch, slots) each. `mlm_loss` becomes one of the sums.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, scores: Tensor, replaced: Tensor, loss_mask: Tensor, attention_mask: Tensor,
+        ctx: Any, logits: Tensor, replaced: Tensor, loss_mask: Tensor, attention_mask: Tensor,
         mlm_loss: Tensor, *slots: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        tokens = [t.contiguous() for t in (scores, replaced, loss_mask, attention_mask)]
-        is_masked = [t.contiguous() for t in slots]
+        tokens = [t.contiguous() for t in (logits, replaced, loss_mask, attention_mask)]
+        contiguous_slots = [t.contiguous() for t in slots]
         dlogits = torch.empty_like(tokens[0])
-        counts = scores.numel(), slots[0].numel()
-        programs = num_programs(triton.cdiv(max(counts), BLOCK), scores.device, 4)
-        partials = torch.empty(NUM_SUMS, programs, device=scores.device)
-        tensors = (*tokens, mlm_loss, *is_masked, dlogits, partials)
+        counts = logits.numel(), slots[0].numel()
+        programs = num_programs(triton.cdiv(max(counts), BLOCK), logits.device, 4)
+        partials = torch.empty(NUM_SUMS, programs, device=logits.device)
+        tensors = (*tokens, mlm_loss, *contiguous_slots, dlogits, partials)
         rtd_loss_kernel[(programs,)](*tensors, *counts, BLOCK, num_warps=1)
         sums = partials.sum(1)
         ctx.save_for_backward(dlogits)
@@ -49,7 +49,7 @@ class RtdLoss(torch.autograd.Function):
 
 @triton.jit
 def rtd_loss_kernel(
-    scores, replaced, loss_mask, attention_mask, mlm_loss, right, samples, labels, is_masked,
+    logits, replaced, loss_mask, attention_mask, mlm_loss, correct, samples, labels, is_masked,
     dlogits, partials, tokens, slots, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sums are kept per element of a block: threads exchange nothing before the end."""
@@ -64,7 +64,7 @@ def rtd_loss_kernel(
         used = tl.load(is_masked + at, at < slots, 0)
         true = tl.load(labels + at, at < slots, 0) == tl.load(samples + at, at < slots, 0)
         masked += used.to(tl.float32)
-        guessed += tl.load(right + at, at < slots, 0).to(tl.float32)
+        guessed += tl.load(correct + at, at < slots, 0).to(tl.float32)
         sampled += (true & used).to(tl.float32)
 
     in_text = tl.zeros((BLOCK,), tl.float32)
@@ -75,23 +75,23 @@ def rtd_loss_kernel(
     counted = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, tokens, step):
         at = first + each
-        score = tl.load(scores + at, at < tokens, 0.0)
-        other = tl.load(replaced + at, at < tokens, 0)
-        asked = tl.load(loss_mask + at, at < tokens, 0)
+        logit = tl.load(logits + at, at < tokens, 0.0)
+        is_replaced = tl.load(replaced + at, at < tokens, 0)
+        in_loss = tl.load(loss_mask + at, at < tokens, 0)
         in_text += tl.load(attention_mask + at, at < tokens, 0).to(tl.float32)
         # The cross-entropy is log(1 + exp(wrong)) and its derivative sigmoid(wrong); exp gets
         # negative numbers only.
-        wrong = tl.where(other, -score, score)
+        wrong = tl.where(is_replaced, -logit, logit)
         small = tl.exp(-tl.abs(wrong))
-        loss += tl.where(asked, tl.maximum(wrong, 0.0) + tl.log(1 + small), 0.0)
+        loss += tl.where(in_loss, tl.maximum(wrong, 0.0) + tl.log(1 + small), 0.0)
         grad = tl.where(wrong > 0, 1.0, small) / (1 + small)
-        grad = tl.where(asked, tl.where(other, -grad, grad), 0.0)
+        grad = tl.where(in_loss, tl.where(is_replaced, -grad, grad), 0.0)
         tl.store(dlogits + at, grad, at < tokens)
-        flag = (score > 0) & asked
-        changed += other.to(tl.float32)
+        flag = (logit > 0) & in_loss
+        changed += is_replaced.to(tl.float32)
         flagged += flag.to(tl.float32)
-        caught += (flag & other).to(tl.float32)
-        counted += asked.to(tl.float32)
+        caught += (flag & is_replaced).to(tl.float32)
+        counted += in_loss.to(tl.float32)
 
     # In the order of the objective's `metric_names`
     to = partials + program

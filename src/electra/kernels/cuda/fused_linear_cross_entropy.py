@@ -86,8 +86,9 @@ def cross_entropy_forward(
         tensor_map(hidden), tensor_map(table), offset, seeds[0], stats, slots, schedule.across,
         schedule.parts, warpgroups=WARPGROUPS,
     )  # fmt: skip
-    given = (hidden, table, offset, labels, is_masked, other)
-    losses, samples, best, log_probs, level = finalize(stats, schedule, *given, seeds[1])
+    losses, samples, best, log_probs, level = finalize(
+        stats, schedule, hidden, table, offset, labels, is_masked, other, seeds[1]
+    )
     return (losses, samples, best, log_probs), (offset, level, losses, labels.long())
 
 
@@ -177,9 +178,8 @@ def finalize_kernel(
     lead = tl.min(tl.where(top == high, entry, ENTRIES), 0) % ENTRIES
     best_tokens = tile_tokens(place, entry, lead)
     exp_scores = token_logits(sampled_tokens, x, table, offset, vocab, width)
-    apart = tl.min(sampled_tokens, 0) != tl.min(
-        best_tokens, 0
-    )  # often both are the same, and loaded once
+    # Often both are the same, and loaded once
+    apart = tl.min(sampled_tokens, 0) != tl.min(best_tokens, 0)
     found = token_logits(best_tokens, x, table, offset, tl.where(apart, vocab, 0), width)
     found = tl.where(apart, found, exp_scores)
 

@@ -106,10 +106,8 @@ def gemm_gelu_backward_kernel(
     step = tl.num_programs(1) * BLOCK_M
     # Set on the loop, so that it holds for the derivatives too, which are no operand of the matmul
     for first in tl.range(tl.program_id(1) * BLOCK_M, rows, step, num_stages=STAGES):
-        a, derivative = (
-            grad.load([first, 0]),
-            gelu_grad.load([first, start]),
-        )  # zeros beyond the end
+        # Both are zeros beyond the end
+        a, derivative = grad.load([first, 0]), gelu_grad.load([first, start])
         g = tl.dot(a, b, input_precision="ieee") * dequantize_derivative(derivative)
         out.store([first, start], g.to(grad.dtype))
         grad_bias += g
