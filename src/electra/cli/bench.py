@@ -16,9 +16,7 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure speed.")
 
 @bench_app.command("pretrain")
 def pretrain(
-    name: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A recipe (see `electra recipes`).")
-    ],
+    name: RecipeName,
     settings: Settings = None,
     *,
     data: Annotated[Path, typer.Option(help="The folder that `electra prepare` wrote.")],
@@ -74,9 +72,7 @@ def pretrain(
 @bench_app.command("whole", hidden=True)  # the old name
 @bench_app.command("estimate")
 def estimate(
-    name: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A recipe (see `electra recipes`).")
-    ],
+    name: RecipeName,
     settings: Settings = None,
     *,
     data: Annotated[Path, typer.Option(help="The folder that `electra prepare` wrote.")],
