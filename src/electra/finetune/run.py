@@ -63,9 +63,6 @@ def finetune(
     console: Console,
 ) -> list[Result]:
     """Train the seeds that have no result yet; returns the results of all requested seeds."""
-    file = next((path for path in (out, *out.parents) if path.is_file()), None)
-    if file:
-        raise UserError(f"'{file}' is a file, and --out must be a folder: choose another.")
     check_out_dir(out, "results of fine-tuning", RESULTS, "predictions")  # a `model` is replaced
     pretrained = load_pretrained(model)
     config = resolve_settings(config, pretrained.encoder.config, task)
