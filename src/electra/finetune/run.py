@@ -61,6 +61,8 @@ def finetune(
     seeds: Sequence[int],
     config: FinetuneConfig,
     console: Console,
+    *,
+    warn_truncation: bool = True,
 ) -> list[Result]:
     """Train the seeds that have no result yet; returns the results of all requested seeds."""
     check_out_dir(out, "results of fine-tuning", RESULTS, "predictions")  # a `model` is replaced
@@ -80,7 +82,8 @@ def finetune(
         # Tokenize first: errors in the data show before anything is written.
         device = choose_device(config.device, "device")
         run = TaskRun.prepare(pretrained, task, config, device, origin | {"model": model})
-        warn_truncated(run, console)
+        if warn_truncation:
+            warn_truncated(run, console)
         with lock_run_dir(out):
             # Another process may have finished some of them.
             train_groups(run, unfinished(out, origin, todo), out, console)
