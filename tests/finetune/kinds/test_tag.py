@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from electra.finetune.kinds import make_kind
 from electra.finetune.run import resolve_settings
 from electra.finetune.settings import FinetuneConfig
+from electra.hub.heads import TaskCard
 from electra.models.encoder import EncoderConfig
-from electra.tasks.examples import IGNORE_INDEX, Task
+from electra.tasks.examples import IGNORE_INDEX, Tagged, Task
 
 
 @torch.no_grad()
@@ -31,3 +33,21 @@ def test_tags_are_learned_without_dropout_of_the_head():
     for head, dropout in (("paper", 0.0), ("transformers", 0.2)):
         config = FinetuneConfig(head=head, dropout=0.2)
         assert resolve_settings(config, EncoderConfig(), task).dropout == dropout
+
+
+def test_one_tag_for_all_words_is_a_failure():
+    examples = [Tagged(id=str(i), words=("a", "b"), tags=("NOUN", "VERB")) for i in range(4)]
+    task = Task(name="pos", kind="tag", labels=("NOUN", "VERB"), splits={"dev": examples})
+    card = TaskCard(name="pos", kind="tag", labels=["NOUN", "VERB"])
+    records = [{"id": e.id, "tags": ["NOUN", "NOUN"]} for e in examples]
+    metrics = make_kind(card).score(task, examples, records)
+    assert metrics["accuracy"] == 0.5
+    assert make_kind(card).failed(task, records, metrics)
+    records[0]["tags"] = ["NOUN", "VERB"]
+    assert not make_kind(card).failed(task, records, make_kind(card).score(task, examples, records))
+
+
+def test_is_labelled():
+    kind = make_kind(TaskCard(name="x", kind="tag"))
+    assert kind.is_labelled(Tagged(id="0", words=("a",), tags=("NOUN",)))
+    assert not kind.is_labelled(Tagged(id="0", words=("a",)))
