@@ -34,7 +34,7 @@ def pretrain(
     The peer is an eager loop over `ElectraForMaskedLM` and `ElectraForPreTraining`; it needs the
     transformers library. "of peak" is the share of the FLOP/s that a large matmul reaches here.
 
-    Example:  electra bench pretrain paper.small --data shards train.compile=true
+    Example: `electra bench pretrain paper.small --data shards train.compile=true`
     """
     import json
     from dataclasses import asdict
@@ -86,7 +86,7 @@ def estimate(
 
     This is an ordinary run with reports, validation and checkpoints; it is deleted at the end.
 
-    Example:  electra bench estimate paper.small --data shards --for 3min
+    Example: `electra bench estimate paper.small --data shards --for 3min`
     """
     import json
     from dataclasses import asdict
