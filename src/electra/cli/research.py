@@ -44,7 +44,7 @@ def flops(
     if name is None and (settings or budget):
         raise UserError("Name a recipe: 'electra recipes' lists them.")
     if name is not None and "=" in name:
-        raise UserError(f"'{name}' stands where the recipe belongs: name a recipe first.")
+        raise UserError(f"'{name}' is a setting, not a recipe: name a recipe first.")
     if name is None:
         from electra.train.compute_cost import paper_costs
 

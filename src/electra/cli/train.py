@@ -87,7 +87,7 @@ def pretrain(
     console, _ = consoles()
     if name is not None and "=" in name:
         if not resume:
-            raise UserError(f"'{name}' stands where the recipe belongs: name a recipe first.")
+            raise UserError(f"'{name}' is a setting, not a recipe: name a recipe first.")
         settings = [name, *(settings or [])]
         name = None
     changes = [*(settings or []), *([] if budget is None else [f"train.budget={budget}"])]

@@ -198,7 +198,7 @@ def compare_finetuning(
     untrained = run.parent / "tuned" / "untrained"
     export(build_pair(config.model, config.generator)[1], untrained, vocab.pad)
     save_tokenizer(load_tokenizer(run / "tokenizer"), untrained)
-    scores = {}
+    scores: dict[str, list[float]] = {}
     for name, model in (("pre-trained", run), ("from scratch", untrained)):
         out = run.parent / "tuned" / name.replace(" ", "-")
         results = finetune(

@@ -94,15 +94,15 @@ def select_tasks(
 ) -> list[str]:
     """The tasks to run; MNLI comes first where others start from it."""
     if not found:
-        raise UserError(f"{data} has no GLUE task: --data must be the folder with their folders.")
+        raise UserError(f"'{data}' has no GLUE task: name the folder that contains their folders.")
     missing = [name for name in only if name not in found]
     if missing:
-        raise UserError(f"{data} has no {missing[0]}: it has {', '.join(found)}.")
+        raise UserError(f"'{data}' has no task {missing[0]}: choose from {', '.join(found)}.")
     names = [name for name in found if not only or name in only]
     if from_mnli:
         if "mnli" not in names:
             raise UserError(
-                "--from-mnli needs the task mnli too: add it, or leave out --from-mnli."
+                "--from-mnli also needs the task mnli: add it, or leave out --from-mnli."
             )
         names.sort(key=lambda name: name != "mnli")
     return names
