@@ -156,7 +156,7 @@ def test_best_seed_is_submitted(tmp_path):
         (folder / "test.jsonl").write_text("".join(lines))
         add_result(tmp_path / "cola", {"seed": seed, "score": score, "failed": False})
     task = Task(name="cola", kind="classify", labels=("0", "1"), splits={"dev": [], "test": []})
-    assert glue_module.test_predictions({"cola": task}, tmp_path)["cola"].tolist() == [1, 0, 1]
+    assert glue_module.best_test_predictions({"cola": task}, tmp_path)["cola"].tolist() == [1, 0, 1]
 
 
 def test_command_continues_and_prints_the_table(

@@ -80,7 +80,7 @@ def run_glue(
     whole = {"tasks": rows, "average": average(rows)}
     write_atomic(out / "summary.json", json.dumps(whole, indent=2).encode() + b"\n")
     write_atomic(out / "table.md", markdown(rows).encode())
-    tests = test_predictions(tasks, out)
+    tests = best_test_predictions(tasks, out)
     if tests:
         path = write_submission(out / "submission", tests)
         console.print(
@@ -195,7 +195,7 @@ def write_results(out: Path, names: Sequence[str]) -> None:
     write_atomic(out / "results.jsonl", ("\n".join(lines) + "\n").encode())
 
 
-def test_predictions(tasks: Mapping[str, Task], out: Path) -> dict[str, Any]:
+def best_test_predictions(tasks: Mapping[str, Task], out: Path) -> dict[str, Any]:
     """The test predictions of the best seed of each task."""
     found: dict[str, Any] = {}
     for name, task in tasks.items():
@@ -206,11 +206,11 @@ def test_predictions(tasks: Mapping[str, Task], out: Path) -> dict[str, Any]:
             if test:
                 text = (folder / f"{split}.jsonl").read_text(encoding="utf-8")
                 records = [json.loads(record) for record in text.splitlines()]
-                found[test] = test_labels(task, records)
+                found[test] = submission_values(task, records)
     return found
 
 
-def test_labels(task: Task, records: Sequence[Record]) -> npt.NDArray[Any]:
+def submission_values(task: Task, records: Sequence[Record]) -> npt.NDArray[Any]:
     """Predictions as the GLUE server takes them: label indices or values."""
     kind = KINDS[task.kind](TaskCard(name=task.name, kind=task.kind))
     assert isinstance(kind, TextKind)
