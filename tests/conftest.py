@@ -13,11 +13,12 @@ import torch
 from rich.console import Console
 
 from electra import cli
-from electra.models.electra import GeneratorConfig
-from electra.models.encoder import EncoderConfig
+from electra.hub.folders import export
+from electra.models.electra import Discriminator, GeneratorConfig
+from electra.models.encoder import Encoder, EncoderConfig
 from electra.optim.schedule import OptimConfig
 from electra.text.prepare import prepare
-from electra.text.tokenizer import train_tokenizer
+from electra.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from electra.train.data import DataConfig
 from electra.train.loop import LoopConfig
 from electra.train.pretrain import start
@@ -75,6 +76,7 @@ SCENES = {  # a word of the first row decides all the words of its scene
     "weaver": ("spin", "loom", "linen", "mill"),
 }
 ADJECTIVES = ("old", "young", "tired", "proud", "clever", "quiet")
+WORDS = (*ADJECTIVES, *SCENES, *(act for act, *_ in SCENES.values()))
 
 
 def made_up_text(documents: int, seed: int = 0) -> str:
@@ -161,6 +163,48 @@ def finished(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     out = tmp_path_factory.mktemp("runs") / "finished"
     assert start(tiny_config(data_folder), out, Console(file=io.StringIO(), width=200)) == 0
     return out
+
+
+@pytest.fixture(scope="session")
+def model_folder(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A discriminator with random weights and the tokenizer of the made-up language."""
+    tokenizer = load_tokenizer(tokenizer_folder)
+    torch.manual_seed(0)
+    config = EncoderConfig(
+        layers=2,
+        hidden=32,
+        heads=2,
+        embedding=16,
+        max_positions=64,
+        vocab_size=tokenizer.get_vocab_size(),
+        init_std=0.1,
+    )
+    folder = tmp_path_factory.mktemp("model") / "discriminator"
+    export(Discriminator(Encoder(config)), folder, 0)
+    save_tokenizer(tokenizer, folder, max_length=64)
+    return folder
+
+
+def marked(count: int, seed: int) -> list[tuple[str, str]]:
+    """Texts with 'bread' in them, or with 'cargo', and which of the two."""
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        words = [rng.choice(WORDS) for _ in range(rng.randint(2, 12))]
+        label = rng.choice(("bread", "cargo"))
+        words.insert(rng.randrange(len(words) + 1), label)
+        rows.append((" ".join(words), label))
+    return rows
+
+
+@pytest.fixture(scope="session")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.csv and dev.csv for `classify`."""
+    folder = tmp_path_factory.mktemp("reviews")
+    for split, count, seed in (("train", 240, 1), ("dev", 60, 2)):
+        lines = ["text,label", *(f"{text},{label}" for text, label in marked(count, seed))]
+        (folder / f"{split}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
 
 
 @pytest.fixture

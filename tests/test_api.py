@@ -200,6 +200,26 @@ def test_classify_needs_a_fine_tuned_model_and_single_texts(tuned, finished):
         load(tuned / "classify").classify([TEXTS[0], (TEXTS[0], TEXTS[1])])
 
 
+def test_bad_texts_for_fine_tuned_models_are_refused(tuned):
+    pair = load(tuned / "pair", "cpu")
+    for wrong in ((TEXTS[0],), (*TEXTS[:2], TEXTS[0]), (TEXTS[0], None)):
+        with pytest.raises(UserError, match="text 1 is something else"):
+            pair.classify([wrong])
+    for call in (
+        lambda: pair.classify([(TEXTS[0], "\udcff")]),
+        lambda: load(tuned / "tag", "cpu").tag([["old", "\udcff"]]),
+        lambda: load(tuned / "qa", "cpu").answer("what ?", "\udcff"),
+    ):
+        with pytest.raises(UserError, match="not valid UTF-8"):
+            call()
+
+
+def test_truncation_is_a_warning(tuned):
+    model = load(tuned / "classify", "cpu")
+    with pytest.warns(UserWarning, match="1 of 2 examples longer than .* truncated.* is '2'"):
+        model.classify([TEXTS[0], "old " * 400])
+
+
 def test_weights_are_read_once(finished, monkeypatch):
     reads, load_file = [], folders.load_file
     monkeypatch.setattr(folders, "load_file", lambda p: reads.append(p.parent.name) or load_file(p))

@@ -1,14 +1,11 @@
 """Files are written whole or not at all."""
 
-import json
-import math
 import shutil
 
 import pytest
 from safetensors import SafetensorError
 
 from electra.files import is_disk_full, write_atomic
-from electra.jsonl import to_json
 
 
 def test_broken_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -29,8 +26,3 @@ def test_a_full_disk_is_known_whoever_tells():
     assert not is_disk_full(OSError(13, "Permission denied"))
     assert not is_disk_full(SafetensorError("I/O error: Permission denied (os error 13)"))
     assert not is_disk_full(ValueError("28"))
-
-
-def test_json_has_null_for_nan_and_infinity_at_any_depth():
-    record = {"a": math.nan, "b": [1.5, (math.inf, {"c": -math.inf})]}
-    assert json.loads(to_json(record)) == {"a": None, "b": [1.5, [None, {"c": None}]]}

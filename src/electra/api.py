@@ -1,5 +1,6 @@
 """Use a trained model from Python: `electra.load(path)`."""
 
+import warnings
 from collections.abc import Sequence
 from functools import cached_property
 from os import PathLike
@@ -149,30 +150,37 @@ class Model:
         examples = []
         pairs = self._check_kind("classify").reads_pairs
         for number, text in enumerate(_as_list(texts), 1):
-            if isinstance(text, str) == pairs:
+            parts: Any = (text,) if isinstance(text, str) else text
+            if not _are_texts(parts, 1 + pairs):
                 wanted = "pairs (text, text)" if pairs else "single texts"
                 raise UserError(f"{self.folder} reads {wanted}: text {number} is something else.")
-            first, second = (text, None) if isinstance(text, str) else text
-            examples.append(Sentence(id=str(number), text=first, pair=second))
+            for part in parts:
+                inference.check_text(part)
+            second = parts[1] if pairs else None
+            examples.append(Sentence(id=str(number), text=parts[0], pair=second))
         return self._predict(examples)
 
     def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
         """Return a tag for each word of each sentence; a sentence is a list of words."""
         self._check_kind("tag")
-        examples = [
-            Tagged(id=str(number), words=tuple(s.split() if isinstance(s, str) else s))
-            for number, s in enumerate(_as_list(sentences), 1)
-        ]
+        examples = []
+        for number, s in enumerate(_as_list(sentences), 1):
+            words = tuple(s.split() if isinstance(s, str) else s)
+            for word in words:
+                inference.check_text(word)
+            examples.append(Tagged(id=str(number), words=words))
         return [record["tags"] for record in self._predict(examples)]
 
     def answer(self, question: str, context: str) -> Record:
         """Return the answer to a question about a context, with the next best ones."""
         self._check_kind("answer")
+        inference.check_text(question)
+        inference.check_text(context)
         (record,) = self._predict([Question(id="1", question=question, context=context)])
         return record
 
     def _predict(self, examples: Sequence[Example]) -> list[Record]:
-        records = self._predictor.predict(examples)
+        records = self._predictor.predict(examples, warn=lambda m: warnings.warn(m, stacklevel=2))
         return [{k: v for k, v in record.items() if k != "id"} for record in records]
 
     def _check_kind(self, method: str) -> Predictor:
@@ -201,6 +209,12 @@ class Model:
     def _predictor(self) -> Predictor:
         dtype = choose_precision("auto", self.device)
         return load_predictor(self._find("encoder"), self.device, dtype)
+
+
+def _are_texts(parts: Any, count: int) -> bool:
+    """Return whether something is a sequence of this many strings."""
+    is_sequence = isinstance(parts, tuple | list) and len(parts) == count
+    return is_sequence and all(isinstance(part, str) for part in parts)
 
 
 def _as_list(texts: Any) -> list[Any]:

@@ -152,7 +152,7 @@ def from_yaml(kind: type[C], text: str | bytes, source: str) -> C:
     except yaml.YAMLError as error:
         raise UserError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, Mapping):
-        raise UserError(f"{source} holds no settings.")
+        raise UserError(f"{source} holds no settings: it must map names to values.")
     return from_dict(kind, values)
 
 
@@ -188,7 +188,7 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
     if origin is Literal:
         choices = typing.get_args(kind)
         if value not in choices:
-            raise UserError(f"'{key}' is one of {', '.join(choices)}, not '{value}'.")
+            raise UserError(f"'{key}' must be one of {', '.join(choices)}, not '{value}'.")
         return value
     if origin is tuple:
         kinds = typing.get_args(kind)

@@ -33,7 +33,9 @@ def find_model(model: str) -> Path:
         return path
     if (path / "config.yaml").is_file():
         raise UserError(f"The run {path} has no checkpoint yet: continue it with --resume.")
-    raise UserError(f"{path} is neither a run nor a checkpoint nor a folder with a model.")
+    raise UserError(
+        f"{path} is neither a run nor a checkpoint nor a folder with a model: check it."
+    )
 
 
 def find_network(folder: Path, network: Network) -> Path:

@@ -15,9 +15,11 @@ PROCESS = "process"
 
 
 def check_out_dir(out: Path, what: str, *marks: str) -> None:
-    """Refuse a file, and a folder with content but none of `marks`, the files of a `what`."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"'{out}' is a file: name a folder with --out.")
+    """Refuse a path in use: a file, or a folder with content but none of `marks`."""
+    existing = (path for path in (out, *out.parents) if path.exists())
+    file = next((path for path in existing if not path.is_dir()), None)
+    if file:
+        raise UserError(f"'{file}' is a file, and --out must be a folder: choose another.")
     found = {path.name for path in out.iterdir()} - {PROCESS} if out.exists() else set()
     if found and found.isdisjoint(marks):
         raise UserError(f"{out} is not empty and holds no {what}: choose another --out.")

@@ -1,6 +1,5 @@
 """How long a whole run would take."""
 
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -38,19 +37,6 @@ def test_the_total_steps_of_a_budget(tiny):
     assert steps("2e12flops") == pytest.approx(2 * steps("1e12flops"), abs=1)
     with pytest.raises(UserError, match="a time already"):
         steps("3min")
-
-
-def test_the_command(electra, refused, data_folder):
-    sizes = ("model.hidden=32", "model.embedding=16", "data.seq_length=32", "data.batch_size=8")
-    command = ("bench", "estimate", "toy", *sizes, "train.device=cpu", "--data", data_folder)
-    code, out, _ = electra(*command, "--for", "1s")
-    assert code == 0
-    assert "4,000 steps would take 0 h" in out
-    code, out, _ = electra(*command, "--stretch", "1s", "--json")
-    assert json.loads(out)["total_steps"] == 4000
-    assert "is not a time" in refused(*command, "--for", "100steps")
-    old = ("bench", "whole", *command[2:])
-    assert "is not a time" in refused(*old, "--stretch", "100steps")  # the old name still works
 
 
 def test_flops_are_those_of_the_datas_vocabulary(tiny, console):

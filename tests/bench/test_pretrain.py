@@ -1,6 +1,5 @@
 """The bench: both sides train on the same data, and the peer is what it says."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -53,22 +52,6 @@ def test_another_objective_has_no_peer(tiny, console):
     other = replace(tiny, objective=replace(tiny.objective, kind="mlm"))
     with pytest.raises(UserError, match=r"objective\.kind=rtd"):
         bench_pretrain(other, 9, 0, console)
-
-
-def test_the_command(electra, refused, data_folder, tmp_path):
-    sizes = ("model.hidden=32", "model.embedding=16", "data.seq_length=32", "data.batch_size=8")
-    command = ("bench", "pretrain", "toy", *sizes, "train.device=cpu", "--steps", 9)
-    several = ("--peer-steps", 4, "--batches", "4,8", "--json")
-    code, out, _ = electra(*command, "--data", data_folder, *several)
-    assert code == 0
-    found = json.loads(out)
-    assert set(found) == {"4", "8"}
-    assert all(set(both) == {"electra", "transformers"} for both in found.values())
-    code, out, _ = electra(*command, "--data", data_folder, "--peer-steps", 4)
-    assert code == 0
-    assert "times the peer" in out
-    assert "data.batch_size" in refused(*command, "--data", data_folder, "--batches", "4,many")
-    assert str(tmp_path / "none") in refused(*command, "--data", tmp_path / "none")
 
 
 def test_the_first_third_of_the_reports_does_not_count(tiny, console, monkeypatch):

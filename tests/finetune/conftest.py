@@ -1,74 +1,30 @@
-"""A tiny encoder and made-up tasks that it learns in seconds."""
+"""Made-up tasks that the tiny encoder of `model_folder` learns in seconds."""
 
 import io
-import random
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from torch import Tensor
 
+from electra.finetune.kinds import TaskKind, make_kind
+from electra.finetune.rows import RowBatch, rows_to_device
 from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig
-from electra.hub.folders import export
-from electra.models.electra import Discriminator
+from electra.hub.heads import TaskCard
 from electra.models.encoder import Encoder, EncoderConfig
+from electra.models.heads import TaskModel
 from electra.tasks.examples import IGNORE_INDEX, Features
 from electra.tasks.load import load_task
-from electra.text.tokenizer import load_tokenizer, save_tokenizer
 
-QUICK = FinetuneConfig(lr=3e-3, layer_decay=1.0, epochs=8, batch_size=16, device="cpu")
-
-WORDS = (
-    *("old", "young", "tired", "proud", "clever", "quiet"),
-    *("farmer", "sailor", "baker", "judge", "miner", "weaver"),
-    *("plough", "sail", "knead", "weigh", "dig", "spin"),
+CPU = torch.device("cpu")
+SIZES = EncoderConfig(
+    layers=2, hidden=32, heads=2, embedding=16, max_positions=32, vocab_size=40, init_std=0.2
 )
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory, tokenizer_folder):
-    """A discriminator with random weights and the tokenizer of the made-up language."""
-    tokenizer = load_tokenizer(tokenizer_folder)
-    torch.manual_seed(0)
-    config = EncoderConfig(
-        layers=2,
-        hidden=32,
-        heads=2,
-        embedding=16,
-        max_positions=64,
-        vocab_size=tokenizer.get_vocab_size(),
-        init_std=0.1,
-    )
-    folder = tmp_path_factory.mktemp("model") / "discriminator"
-    export(Discriminator(Encoder(config)), folder, 0)
-    save_tokenizer(tokenizer, folder, max_length=64)
-    return folder
-
-
-def sentence(rng: random.Random, words: int) -> list[str]:
-    return [rng.choice(WORDS) for _ in range(words)]
-
-
-def marked(count: int, seed: int) -> list[tuple[str, str]]:
-    """Texts with 'bread' in them, or with 'cargo', and which of the two."""
-    rng = random.Random(seed)
-    rows = []
-    for _ in range(count):
-        words, label = sentence(rng, rng.randint(2, 12)), rng.choice(("bread", "cargo"))
-        words.insert(rng.randrange(len(words) + 1), label)
-        rows.append((" ".join(words), label))
-    return rows
-
-
-@pytest.fixture(scope="session")
-def reviews(tmp_path_factory):
-    """A folder with train.csv and dev.csv for `classify`."""
-    folder = tmp_path_factory.mktemp("reviews")
-    for split, count, seed in (("train", 240, 1), ("dev", 60, 2)):
-        lines = ["text,label", *(f"{text},{label}" for text, label in marked(count, seed))]
-        (folder / f"{split}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return folder
+LENGTHS = (7, 12, 9, 12, 5, 10)
+FIRST = (3, 5, 4, 2, 2, 6)
+QUICK = FinetuneConfig(lr=3e-3, layer_decay=1.0, epochs=8, batch_size=16, device="cpu")
 
 
 def made_rows(kind: str, count: int, seed: int = 0) -> Features:
@@ -131,3 +87,98 @@ def tuned(tmp_path_factory, model_folder, reviews):
     task = load_task("classify", reviews)
     finetune(str(model_folder), task, out, [0, 1], QUICK, Console(file=io.StringIO(), width=200))
     return out
+
+
+def make(name: str, head: str = "paper", outputs: int = 3, **card) -> TaskKind:
+    """A kind with `outputs` labels; for questions, 0 means that all have an answer."""
+    labels = [str(i) for i in range(outputs)]
+    return make_kind(
+        TaskCard(
+            name="made", kind=name, labels=labels, head=head, has_unanswerable=outputs > 0, **card
+        )
+    )
+
+
+def loss(model: TaskModel, batch: RowBatch, kind: str, weight: float = 0.5) -> Tensor:
+    hidden = model.encoder(batch.ids, batch.segments, batch.attention_mask)
+    config = FinetuneConfig(answerability_weight=weight)
+    return make(kind).loss(model.head, hidden, batch, config)
+
+
+def outputs(model: TaskModel, batch: RowBatch, kind: str, beam: int = 1) -> dict[str, Tensor]:
+    hidden = model.encoder(batch.ids, batch.segments, batch.attention_mask)
+    return make(kind, beam_size=beam).outputs(model.head, hidden, batch)
+
+
+def task_model(kind: str, head: str = "paper", outputs: int = 3) -> TaskModel:
+    torch.manual_seed(0)
+    encoder = Encoder(SIZES)
+    model = TaskModel(encoder, make(kind, head, outputs).build_head(encoder)).eval()
+    for p in model.parameters():
+        p.data += 0.1 * torch.randn_like(p)  # biases must matter too
+    return model
+
+
+def features(target, rows_per_example: int = 1) -> Features:
+    rng = np.random.default_rng(0)
+    return Features(
+        input_ids=[rng.integers(5, 40, n).astype(np.int32) for n in LENGTHS],
+        segment_start=np.array(FIRST, np.int32),
+        labels=target,
+        example_index=np.repeat(np.arange(len(LENGTHS) // rows_per_example), rows_per_example),
+        rows_per_example=rows_per_example,
+    )
+
+
+def batch_of(rows: Features) -> RowBatch:
+    """All rows at once, padded far beyond the longest."""
+    return rows_to_device(rows, 0, 16, CPU).gather(torch.arange(len(rows.input_ids)), 16)
+
+
+def alone(model: TaskModel, rows: Features, row: int) -> Tensor:
+    """The hidden states of one row, computed on its own and without padding."""
+    ids = torch.from_numpy(rows.input_ids[row]).long()[None]
+    segments = (torch.arange(ids.shape[1]) >= int(rows.segment_start[row])).long()[None]
+    return model.encoder(ids, segments)[0]
+
+
+@pytest.fixture(name="make")
+def make_fixture():
+    """`make("qa", head="transformers")`: a task kind."""
+    return make
+
+
+@pytest.fixture(name="loss")
+def loss_fixture():
+    """`loss(model, batch, kind)`."""
+    return loss
+
+
+@pytest.fixture(name="outputs")
+def outputs_fixture():
+    """`outputs(model, batch, kind)`."""
+    return outputs
+
+
+@pytest.fixture(name="task_model")
+def task_model_fixture():
+    """`task_model(kind)`: an encoder with the head of a kind."""
+    return task_model
+
+
+@pytest.fixture(name="features")
+def features_fixture():
+    """`features(labels)`: six rows, or two examples with three options."""
+    return features
+
+
+@pytest.fixture(name="batch_of")
+def batch_of_fixture():
+    """`batch_of(rows)`: all rows as one batch."""
+    return batch_of
+
+
+@pytest.fixture(name="alone")
+def alone_fixture():
+    """`alone(model, rows, row)`: the hidden states of one row."""
+    return alone

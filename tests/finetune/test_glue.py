@@ -156,7 +156,7 @@ def test_best_seed_is_submitted(tmp_path):
         (folder / "test.jsonl").write_text("".join(lines))
         add_result(tmp_path / "cola", {"seed": seed, "score": score, "failed": False})
     task = Task(name="cola", kind="classify", labels=("0", "1"), splits={"dev": [], "test": []})
-    assert glue_module.test_predictions({"cola": task}, tmp_path)["cola"].tolist() == [1, 0, 1]
+    assert glue_module.best_test_predictions({"cola": task}, tmp_path)["cola"].tolist() == [1, 0, 1]
 
 
 def test_command_continues_and_prints_the_table(
@@ -211,8 +211,8 @@ def test_tasks_option(electra, refused, data, model_folder, tmp_path):
     assert f"Submission for the GLUE server: {out / 'submission' / 'submission.zip'}" in err
     assert not (out / "mrpc").exists()
     sentence = refused(*command, "--tasks", "cola,colla")
-    assert "no colla" in sentence
-    assert "it has cola, mrpc, stsb, mnli" in sentence
+    assert "no task colla" in sentence
+    assert "choose from cola, mrpc, stsb, mnli" in sentence
     assert "needs the task mnli" in refused(*command, "--tasks", "cola", "--from-mnli")
     assert "There is no folder" in refused(
         *("glue", model_folder, "--data", tmp_path / "none", "--out", tmp_path / "new")

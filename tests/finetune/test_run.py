@@ -6,7 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from electra.errors import UserError
 from electra.finetune import task_run
-from electra.finetune.kinds import make_kind
 from electra.finetune.predict import predict
 from electra.finetune.results import read_results, summary
 from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig
 from electra.finetune.task_model import load_task_model
-from electra.hub.heads import TaskCard
-from electra.models.encoder import Encoder, EncoderConfig
-from electra.tasks.examples import Answer, Choice, Question, Sentence, Tagged, Task
 from electra.tasks.load import load_task
-from electra.tasks.question_answering import sliding_windows
-from electra.text.tokenizer import load_tokenizer, load_vocabulary
 
 # One step: fast, and the seeds still differ.
 ONE_STEP = {"epochs": 0.1, "batch_size": 24, "warmup": 0.0}
@@ -351,63 +345,6 @@ def test_results_with_old_setting_names_match(start, fitted, tmp_path):
         start([2], epochs=0.1, batch_size=12, warmup=0.0)
 
 
-def qa(impossible: bool, number: int) -> Question:
-    answers = () if impossible else (Answer(text="bread", start=0),)
-    return Question(
-        id=str(number),
-        question="what",
-        context="bread and cargo",
-        answers=answers,
-        impossible=impossible,
-    )
-
-
-def test_never_answering_is_a_failure():
-    """Half of the questions have no answer, so an empty prediction is right half of the time."""
-    questions = [qa(number % 2 == 0, number) for number in range(6)]
-    task = Task(name="squad2", kind="qa", metric="f1", splits={"dev": questions})
-    card = TaskCard(name="squad2", kind="qa", has_unanswerable=True)
-    records = [{"id": q.id, "answer": "cargo", "null": 9.0} for q in questions]
-    metrics = make_kind(card).score(task, questions, records)
-    assert metrics["f1"] == 0.5
-    assert make_kind(card).failed(task, records, metrics)
-
-
-def test_a_bad_threshold_alone_is_no_failure():
-    questions = [qa(number % 2 == 0, number) for number in range(6)]
-    task = Task(name="squad2", kind="qa", metric="f1", splits={"dev": questions})
-    card = TaskCard(name="squad2", kind="qa", has_unanswerable=True)
-    records = [
-        {"id": q.id, "answer": q.answers[0].text if q.answers else "x", "null": 8.0 + q.impossible}
-        for q in questions
-    ]
-    metrics = make_kind(card).score(task, questions, records)
-    assert (metrics["f1"], metrics["best_f1"]) == (0.5, 1.0)
-    assert not make_kind(card).failed(task, records, metrics)
-
-
-def test_splits_may_share_question_ids():
-    """In your own tables the id is a line number."""
-    dev = [qa(number % 2 == 0, number) for number in range(6)]
-    hidden = [replace(qa(False, number), answers=()) for number in range(6)]
-    task = Task(name="qa", kind="qa", metric="f1", splits={"dev": dev, "test": hidden})
-    card = TaskCard(name="qa", kind="qa", has_unanswerable=True)
-    records = [{"id": q.id, "answer": "cargo", "null": 9.0} for q in dev]
-    assert make_kind(card).failed(task, records, make_kind(card).score(task, dev, records))
-
-
-def test_one_tag_for_all_words_is_a_failure():
-    examples = [Tagged(id=str(i), words=("a", "b"), tags=("NOUN", "VERB")) for i in range(4)]
-    task = Task(name="pos", kind="tag", labels=("NOUN", "VERB"), splits={"dev": examples})
-    card = TaskCard(name="pos", kind="tag", labels=["NOUN", "VERB"])
-    records = [{"id": e.id, "tags": ["NOUN", "NOUN"]} for e in examples]
-    metrics = make_kind(card).score(task, examples, records)
-    assert metrics["accuracy"] == 0.5
-    assert make_kind(card).failed(task, records, metrics)
-    records[0]["tags"] = ["NOUN", "VERB"]
-    assert not make_kind(card).failed(task, records, make_kind(card).score(task, examples, records))
-
-
 def test_unlabelled_test_split_is_predicted_but_not_scored(start, reviews, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(reviews, data)
@@ -434,70 +371,6 @@ def test_labelled_test_split_is_scored(start, reviews, tmp_path):
     assert {"test_matthews", "test_f1"} <= result.keys()
 
 
-def test_card_takes_its_fields_from_the_settings():
-    given = {"head": "transformers", "dropout": 0.3, "max_length": 99, "doc_stride": 7}
-    given |= {"max_question_length": 9, "max_answer_length": 5, "beam_size": 3}
-    task = Task(name="qa", kind="qa", splits={"train": [qa(True, 0)]})
-    card = task_run.make_card(task, FinetuneConfig(**given))
-    same = {f.name for f in fields(TaskCard)} & {f.name for f in fields(FinetuneConfig)}
-    assert same == {*given, "pool"}
-    assert {name: getattr(card, name) for name in given} == given
-
-
-def test_card_says_whether_examples_are_pairs():
-    one = Sentence(id="0", text="a", pair=None, label=0)
-    found = [
-        task_run.make_card(Task(name="x", kind=kind, splits={"train": [example]}), FinetuneConfig())
-        for kind, example in (
-            ("classify", one),
-            ("classify", replace(one, pair="b")),
-            ("choice", Choice(id="0", text="a", options=("b", "c"))),
-        )
-    ]
-    assert [card.pairs for card in found] == [False, True, True]
-
-
-def test_pairs_are_swapped_only_in_training(tokenizer_folder):
-    pairs = [Sentence(id=str(n), text="the old", pair="bread", label=n % 2) for n in range(4)]
-    splits = {"train": pairs, "dev": pairs, "test": pairs}
-    task = Task(name="mrpc", kind="classify", labels=("0", "1"), splits=splits, swap=True)
-    start = task_run.PretrainedEncoder(
-        folder=tokenizer_folder,
-        encoder=Encoder(EncoderConfig(layers=1, hidden=16, embedding=16)),
-        tokenizer=load_tokenizer(tokenizer_folder),
-        vocab=load_vocabulary(tokenizer_folder),
-    )
-    config = FinetuneConfig(max_length=16, epochs=1)
-    run = task_run.TaskRun.prepare(start, task, config, torch.device("cpu"), {})
-    found = {split: len(rows.input_ids) for split, rows in run.features.items()}
-    assert found == {"train": 8, "dev": 4, "test": 4}
-
-
-def test_card_limits_questions_and_answers(tokenizer_folder):
-    kit = load_tokenizer(tokenizer_folder), load_vocabulary(tokenizer_folder)
-    question = replace(qa(False, 0), question="old old old", context="the " * 20)
-    sizes = {"max_length": 16, "max_question_length": 2, "max_answer_length": 3, "doc_stride": 2}
-    card = TaskCard(name="qa", kind="qa", **sizes)
-    features = make_kind(card).featurize([question], *kit)
-    assert set(features.segment_start) == {4}  # [CLS] old old [SEP]
-    assert len(features.input_ids) == len(list(sliding_windows(20, 16 - 4 - 1, 2)))
-    rows = len(features.input_ids)
-    for extra, text in ((2, "the the the"), (3, "")):
-        found = {"starts": np.full((rows, 1), 4), "ends": np.full((rows, 1, 1), 4 + extra)}
-        found |= {"start_scores": np.zeros((rows, 1)), "end_scores": np.zeros((rows, 1, 1))}
-        (record,) = make_kind(card).decode(features, [question], found | {"null": np.zeros(rows)})
-        assert record["answer"] == text
-
-
-def test_is_labelled():
-    kind = make_kind(TaskCard(name="x", kind="qa"))
-    assert kind.is_labelled(qa(True, 0))
-    assert kind.is_labelled(qa(False, 1))
-    assert not kind.is_labelled(replace(qa(False, 0), answers=()))
-    tags = make_kind(TaskCard(name="x", kind="tag"))
-    assert not tags.is_labelled(Tagged(id="0", words=("a",)))
-
-
 def test_a_folder_in_use_is_refused(start, tmp_path):
     out = tmp_path / "out"
     code = (
@@ -512,17 +385,6 @@ def test_a_folder_in_use_is_refused(start, tmp_path):
             start([0])
         other.communicate()
     assert len(start([0])) == 1  # and when it has gone, the folder is free
-
-
-def test_constant_regression_targets_are_refused(model_folder, quick, tmp_path, console):
-    path = tmp_path / "same.csv"
-    rows = [f"{word} dig,2.5" for word in ("old", "young", "tired", "proud", "clever", "quiet") * 4]
-    path.write_text("\n".join(["text,score", *rows]) + "\n")
-    with pytest.raises(UserError, match=r"All values to learn are 2\.5"):
-        finetune(
-            str(model_folder), load_task("regress", path), tmp_path / "out", [0], quick, console
-        )
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("head", ["paper", "transformers"])

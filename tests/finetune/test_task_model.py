@@ -200,7 +200,7 @@ def test_fine_tune_a_fine_tuned_model(tuned):
     trained, _ = load_task_model(tuned / "model")
     for name, tensor in trained.encoder.state_dict().items():
         assert torch.equal(start.encoder.state_dict()[name], tensor), name
-    with pytest.raises(UserError, match="not the weights of a discriminator"):
+    with pytest.raises(UserError, match="not hold the weights of a discriminator"):
         load_discriminator(tuned / "model")
 
 
@@ -246,7 +246,7 @@ def test_a_card_of_an_unknown_kind_is_refused(tmp_path):
     save_task_model(model, tmp_path, card, pad_id=0)
     values = json.loads((tmp_path / "task.json").read_text())
     (tmp_path / "task.json").write_text(json.dumps(values | {"kind": "clasify"}))
-    with pytest.raises(UserError, match=r"'clasify', which is no kind of task: did you mean"):
+    with pytest.raises(UserError, match=r"unknown task kind 'clasify': did you mean"):
         load_task_model(tmp_path)
 
 

@@ -38,7 +38,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(copied):
 
 
 def test_a_folder_of_another_network_or_with_damaged_weights_is_refused(copied, monkeypatch):
-    with pytest.raises(UserError, match="not the weights of a discriminator"):
+    with pytest.raises(UserError, match="not hold the weights of a discriminator"):
         load(copied / "generator").detect(TEXT)
     weights = copied / "discriminator" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -57,8 +57,8 @@ def test_a_folder_of_another_network_or_with_damaged_weights_is_refused(copied, 
     ("content", "message"),
     [
         ("{", "not valid JSON"),
-        ("[]", "not an ELECTRA"),
-        ('{"model_type": "bert"}', "is a 'bert' model"),
+        ("[]", "give an ELECTRA model"),
+        ('{"model_type": "bert"}', "of the type 'bert'"),
         ('{"model_type": "electra"}', "has no 'num_hidden_layers'"),
         ('{"model_type": "electra", "hidden_act": "relu"}', "another activation"),
     ],

@@ -139,7 +139,7 @@ def test_a_foreign_or_incomplete_folder_is_refused(pair, tmp_path):
     generator, discriminator = pair
     export(generator, tmp_path / "g", pad_id=0)
     export(discriminator, tmp_path / "d", pad_id=0)
-    with pytest.raises(UserError, match="not the weights of a discriminator"):
+    with pytest.raises(UserError, match="not hold the weights of a discriminator"):
         load_discriminator(tmp_path / "g")  # a random head would train and look fine
     weights = load_file(tmp_path / "d" / "model.safetensors")
     del weights["electra.encoder.layer.1.output.dense.bias"]

@@ -20,7 +20,7 @@ from electra.recipes import recipe
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ("objective.kind=bert", "'objective.kind' is one of rtd, rtd-masked, mlm"),
+        ("objective.kind=bert", "'objective.kind' must be one of rtd, rtd-masked, mlm"),
         ("objective.kind=two-stage", "cannot share weights: set generator.tie=none"),
         (
             "objective.kind=two-stage generator.tie=none",

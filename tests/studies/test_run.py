@@ -229,7 +229,7 @@ def test_some_arms_and_runs_of_other_studies(electra, refused, command, started,
         assert started.pop() == "width-1-0"
         assert len(results(tmp_path / name)) == 1
     said = refused(*command("tying", "--reuse", tmp_path / "nowhere", **short))
-    assert "there is no results.jsonl of a study in it" in said
+    assert "it has no results.jsonl; give the --out of a study" in said
     assert not (tmp_path / "study").exists()
 
 
@@ -345,7 +345,7 @@ def test_refused_without_a_score_or_a_folder(electra, refused, command, tmp_path
     assert "--data" in refused("study", "tying")
     (tmp_path / "study").write_text("a file")
     assert "is a file" in refused(*command("tying"))
-    assert "cannot be used: Not a directory" in refused(*command("tying", out="study/x"))
+    assert "is a file, and --out must be a folder" in refused(*command("tying", out="study/x"))
 
 
 def test_a_folder_with_other_files_is_refused(refused, command, tmp_path):
@@ -365,7 +365,7 @@ def test_settings_of_arms_are_refused_for_a_single_arm_too(refused, command):
 
 def test_arms_that_differ_in_the_generator_need_one(refused, command):
     words = command("tying", "objective.kind=mlm", score="blimp")
-    assert "differ in their generators; objective.kind=mlm has none" in refused(*words)
+    assert "and objective.kind=mlm has none: leave it out" in refused(*words)
 
 
 def test_a_study_finishes_when_its_output_is_not_read(unread, command, tmp_path):

@@ -84,7 +84,7 @@ def test_build_scorers(tmp_path):
     }
     assert [s.name for s in build_scorers(**given)] == ["cola", "rte"]
     assert [s.name for s in build_scorers(**given | {"tasks": ["RTE"]})] == ["rte"]
-    with pytest.raises(UserError, match="no mnli"):
+    with pytest.raises(UserError, match="no task mnli"):
         build_scorers(**given | {"tasks": ["mnli"]})
     with pytest.raises(UserError, match="'rte' is given twice"):
         build_scorers(**given | {"task": "rte", "task_data": tmp_path})

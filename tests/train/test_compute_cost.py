@@ -156,7 +156,7 @@ def test_tables(electra):
     ("arguments", "sentence"),
     [
         (("flops", "papr.small"), "There is no recipe 'papr.small'"),
-        (("flops", "model.layers=3"), "stands where the recipe belongs"),
+        (("flops", "model.layers=3"), "is a setting, not a recipe"),
         (("flops", "--budget", "1e16flops"), "Name a recipe"),
         (("flops", "toy", "--budget", "1e16flips"), "is not a budget"),
         (("flops", "toy", "generator.tie=all"), "need the same size"),

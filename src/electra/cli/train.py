@@ -26,7 +26,7 @@ def recipes(
 ) -> None:
     """List the recipes, or print one recipe with all its settings and their help.
 
-    Example:  electra recipes paper.small > mine.yaml
+    Example: `electra recipes paper.small > mine.yaml`
     """
     from electra.recipes import RECIPES, recipe
 
@@ -71,11 +71,12 @@ def pretrain(
 ) -> None:
     """Pre-train an encoder by replaced token detection or another `objective.kind`.
 
-    The run folder gets checkpoints with everything needed to resume. Each of them also has the
-    networks (`discriminator` and `generator`) as folders that transformers loads. Ctrl-C, SIGTERM
-    or a closed terminal saves a checkpoint and stops; the same command with --resume continues.
+    The run folder gets checkpoints with everything needed to resume. Each checkpoint also contains
+    the networks (`discriminator` and `generator`) as folders that transformers loads. Ctrl-C,
+    SIGTERM or a closed terminal saves a checkpoint and stops; the same command with --resume
+    continues.
 
-    Example:  electra pretrain paper.small --data shards --out runs/first --budget 2h optim.lr=1e-3
+    Example: `electra pretrain paper.small --data shards --out runs/first --budget 2h`
     """
     from electra.config import override
     from electra.errors import UserError
@@ -86,7 +87,7 @@ def pretrain(
     console, _ = consoles()
     if name is not None and "=" in name:
         if not resume:
-            raise UserError(f"'{name}' stands where the recipe belongs: name a recipe first.")
+            raise UserError(f"'{name}' is a setting, not a recipe: name a recipe first.")
         settings = [name, *(settings or [])]
         name = None
     changes = [*(settings or []), *([] if budget is None else [f"train.budget={budget}"])]
@@ -104,14 +105,16 @@ def pretrain(
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run folder, or one of its checkpoints.")
+    ],
     data: Annotated[Path, typer.Option(help="A folder that `electra prepare` wrote.")],
     rows: Annotated[int, typer.Option(help="Maximum number of held-out rows.", min=1)] = 4096,
     as_json: Json = False,
 ) -> None:
     """Measure a run or a checkpoint on held-out text.
 
-    Example:  electra evaluate runs/first --data shards
+    Example: `electra evaluate runs/first --data shards`
     """
     from rich.table import Table
     from rich.text import Text
@@ -135,14 +138,14 @@ def evaluate(
 
 @lasting()
 def report(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     out: Annotated[
         Path | None, typer.Option(help="Output folder; the run folder by default.")
     ] = None,
 ) -> None:
     """Plot the curves of a run: `report.png` and a self-contained `report.html`.
 
-    Example:  electra report runs/first
+    Example: `electra report runs/first`
     """
     from electra.train.report import write_report
 

@@ -80,7 +80,7 @@ def run_glue(
     whole = {"tasks": rows, "average": average(rows)}
     write_atomic(out / "summary.json", json.dumps(whole, indent=2).encode() + b"\n")
     write_atomic(out / "table.md", markdown(rows).encode())
-    tests = test_predictions(tasks, out)
+    tests = best_test_predictions(tasks, out)
     if tests:
         path = write_submission(out / "submission", tests)
         console.print(
@@ -94,15 +94,15 @@ def select_tasks(
 ) -> list[str]:
     """The tasks to run; MNLI comes first where others start from it."""
     if not found:
-        raise UserError(f"{data} has no GLUE task: --data must be the folder with their folders.")
+        raise UserError(f"'{data}' has no GLUE task: name the folder that contains their folders.")
     missing = [name for name in only if name not in found]
     if missing:
-        raise UserError(f"{data} has no {missing[0]}: it has {', '.join(found)}.")
+        raise UserError(f"'{data}' has no task {missing[0]}: choose from {', '.join(found)}.")
     names = [name for name in found if not only or name in only]
     if from_mnli:
         if "mnli" not in names:
             raise UserError(
-                "--from-mnli needs the task mnli too: add it, or leave out --from-mnli."
+                "--from-mnli also needs the task mnli: add it, or leave out --from-mnli."
             )
         names.sort(key=lambda name: name != "mnli")
     return names
@@ -195,7 +195,7 @@ def write_results(out: Path, names: Sequence[str]) -> None:
     write_atomic(out / "results.jsonl", ("\n".join(lines) + "\n").encode())
 
 
-def test_predictions(tasks: Mapping[str, Task], out: Path) -> dict[str, Any]:
+def best_test_predictions(tasks: Mapping[str, Task], out: Path) -> dict[str, Any]:
     """The test predictions of the best seed of each task."""
     found: dict[str, Any] = {}
     for name, task in tasks.items():
@@ -206,11 +206,11 @@ def test_predictions(tasks: Mapping[str, Task], out: Path) -> dict[str, Any]:
             if test:
                 text = (folder / f"{split}.jsonl").read_text(encoding="utf-8")
                 records = [json.loads(record) for record in text.splitlines()]
-                found[test] = test_labels(task, records)
+                found[test] = submission_values(task, records)
     return found
 
 
-def test_labels(task: Task, records: Sequence[Record]) -> npt.NDArray[Any]:
+def submission_values(task: Task, records: Sequence[Record]) -> npt.NDArray[Any]:
     """Predictions as the GLUE server takes them: label indices or values."""
     kind = KINDS[task.kind](TaskCard(name=task.name, kind=task.kind))
     assert isinstance(kind, TextKind)

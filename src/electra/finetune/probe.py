@@ -26,6 +26,7 @@ from electra.hub.folders import load_discriminator, load_generator, load_tokeniz
 from electra.model_paths import resolve_model
 from electra.models.electra import Discriminator, Generator
 from electra.tasks.blimp import Pair
+from electra.tasks.table import shorten
 from electra.text.tokenizer import Vocabulary
 
 Network = Literal["discriminator", "generator"]
@@ -59,8 +60,12 @@ def probe(
     scorer: Discriminator | Generator
     scorer = load_discriminator(folder) if network == "discriminator" else load_generator(folder)
     max_length = scorer.encoder.config.max_positions
-    if any(len(row) > max_length for row in rows):
-        raise UserError(f"A sentence is longer than the {max_length} tokens that the model takes.")
+    too_long = next((n for n, row in enumerate(rows) if len(row) > max_length), None)
+    if too_long is not None:
+        raise UserError(
+            f"A sentence is longer than the {max_length} tokens that the model takes: shorten or "
+            f"remove '{shorten(texts[too_long])}'."
+        )
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         shown = bar.add_task(network, total=None)
 

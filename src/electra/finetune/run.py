@@ -61,11 +61,10 @@ def finetune(
     seeds: Sequence[int],
     config: FinetuneConfig,
     console: Console,
+    *,
+    warn_truncation: bool = True,
 ) -> list[Result]:
     """Train the seeds that have no result yet; returns the results of all requested seeds."""
-    file = next((path for path in (out, *out.parents) if path.is_file()), None)
-    if file:
-        raise UserError(f"'{file}' is a file, and --out must be a folder: choose another.")
     check_out_dir(out, "results of fine-tuning", RESULTS, "predictions")  # a `model` is replaced
     pretrained = load_pretrained(model)
     config = resolve_settings(config, pretrained.encoder.config, task)
@@ -83,7 +82,8 @@ def finetune(
         # Tokenize first: errors in the data show before anything is written.
         device = choose_device(config.device, "device")
         run = TaskRun.prepare(pretrained, task, config, device, origin | {"model": model})
-        warn_truncated(run, console)
+        if warn_truncation:
+            warn_truncated(run, console)
         with lock_run_dir(out):
             # Another process may have finished some of them.
             train_groups(run, unfinished(out, origin, todo), out, console)

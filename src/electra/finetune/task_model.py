@@ -29,8 +29,7 @@ def load_task_model(folder: Path) -> tuple[TaskModel, TaskCard]:
     card = read_card(folder)
     if card.kind not in KINDS:
         raise UserError(
-            f"{folder} is a model for '{card.kind}', which is no kind of task: "
-            f"{nearest(card.kind, list(KINDS))}"
+            f"{folder} has the unknown task kind '{card.kind}': {nearest(card.kind, list(KINDS))}"
         )
     model = new_task_model(card, Encoder(read_config(folder)))
     read_task_weights(model, folder, card, make_kind(card).layout())

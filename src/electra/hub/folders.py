@@ -141,16 +141,19 @@ def read_config(folder: Path) -> EncoderConfig:
     """Read the sizes in a `config.json`; other architectures than ELECTRA are refused."""
     path = folder / "config.json"
     if not path.is_file():
-        raise UserError(f"{folder} holds no model: it has no config.json.")
+        raise UserError(f"{folder} has no config.json: give a folder with a model.")
     try:
         c = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         raise UserError(f"{path} is not valid JSON; export or download the model again.") from None
     kind = c.get("model_type") if isinstance(c, dict) else None
     if kind != "electra":
-        raise UserError(f"{folder} is a '{kind}' model, not an ELECTRA.")
+        raise UserError(f"{folder} is a model of the type '{kind}': give an ELECTRA model.")
     if c.get("hidden_act", "gelu") != "gelu" or c.get("layer_norm_eps", 1e-12) != 1e-12:
-        raise UserError(f"{folder} is an ELECTRA with another activation or LayerNorm epsilon.")
+        raise UserError(
+            f"{folder} has another activation or LayerNorm epsilon: only hidden_act=gelu and "
+            "layer_norm_eps=1e-12 are supported."
+        )
     try:
         return EncoderConfig(
             layers=c["num_hidden_layers"],
@@ -222,12 +225,15 @@ def copy_weights(
         lists = {"missing": sorted(missing), "unexpected": sorted(unknown)}
         differing = "; ".join(f"{w} {n[0]} and {len(n) - 1} more" for w, n in lists.items() if n)
         raise UserError(
-            f"{path} is not the weights of {kind} ({differing}): give a run or folder that has one."
+            f"{path} does not hold the weights of {kind} ({differing}): give a run or folder "
+            "that does."
         )
     with torch.no_grad():
         for name, parameter in wanted.items():
             if parameter.shape != weights[name].shape:
-                raise UserError(f"{path}: {name} does not have the shape that config.json states.")
+                raise UserError(
+                    f"{path}: {name} does not have the shape in config.json; export it again."
+                )
             parameter.copy_(weights[name])
 
 

@@ -185,7 +185,7 @@ def read_other_results(folder: Path) -> list[Result]:
     """Return the results of another study."""
     found = read_results(folder)
     if not found:
-        raise UserError(f"--reuse {folder}: there is no results.jsonl of a study in it.")
+        raise UserError(f"--reuse {folder}: it has no results.jsonl; give the --out of a study.")
     return [update_result(result) for result in found]
 
 

@@ -143,7 +143,8 @@ def check_overrides(study: Study, overrides: Sequence[str]) -> None:
             raise UserError(f"The study {study.name} sets {key} itself: {fixed[key]}.")
         if assignment == "objective.kind=mlm" and all(k.startswith("generator.") for k in varied):
             raise UserError(
-                f"The arms of {study.name} differ in their generators; {assignment} has none."
+                f"The arms of {study.name} differ in their generators, and {assignment} has none: "
+                "leave it out."
             )
 
 

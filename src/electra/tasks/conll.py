@@ -64,7 +64,7 @@ def load_tags(name: str, data: Path, *, text: str | None = None, label: str | No
         notes += skipped
     untagged = next((s for s in raw["train"] if s.tags is None), None)
     if untagged:
-        raise UserError(f"'{files['train']}' line {untagged.lines[0]} has no tags to train on.")
+        raise UserError(f"'{files['train']}' line {untagged.lines[0]} has no tags: add them.")
     scheme = find_scheme(s.tags for s in raw["train"] if s.tags is not None)
     splits: dict[str, list[Tagged]] = {}
     for split, sentences in raw.items():

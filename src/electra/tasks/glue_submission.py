@@ -41,7 +41,7 @@ def write_submission(folder: Path, predictions: Mapping[str, npt.ArrayLike]) -> 
     files = {}
     for task, values in predictions.items():
         if task not in FILE_NAMES:
-            raise UserError(f"GLUE has no test of '{task}': {nearest(task, list(FILE_NAMES))}")
+            raise UserError(f"GLUE has no test set '{task}': {nearest(task, list(FILE_NAMES))}")
         lines = [f"{i}\t{line}\n" for i, line in enumerate(format_predictions(task, values))]
         files[f"{FILE_NAMES[task]}.tsv"] = "".join(["index\tprediction\n", *lines]).encode()
     buffer = io.BytesIO()
@@ -64,5 +64,7 @@ def format_predictions(task: str, values: npt.ArrayLike) -> list[str]:
         return [labels[index] for index in np.asarray(values, np.int64).tolist()]
     scores = np.asarray(values, np.float64)
     if not np.isfinite(scores).all():
-        raise UserError(f"A prediction of {task} is not a number: the model has not learned it.")
+        raise UserError(
+            f"A prediction for {task} is not a number: fine-tune again with a lower lr."
+        )
     return [f"{score:.3f}" for score in np.clip(scores, 0.0, 5.0).tolist()]

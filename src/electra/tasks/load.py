@@ -32,7 +32,7 @@ def load_task(
     options = {"--text": text, "--pair": pair, "--label": label}
     given = [option for option, value in options.items() if value is not None]
     if given and name not in USER_TASKS:
-        raise UserError(f"{given[0]} is for your own files; the columns of {name} are known.")
+        raise UserError(f"{given[0]} is for your own files: leave it out for {name}.")
     if name in GLUE:
         return load_glue(name, data)
     if name in SQUAD:

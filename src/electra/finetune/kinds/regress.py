@@ -32,7 +32,7 @@ class Regress(TextKind):
         values = np.asarray(features.labels)
         low, high = float(values.min()), float(values.max())
         if low == high:
-            raise UserError(f"All values to learn are {low}: there is nothing to learn.")
+            raise UserError(f"All values to learn are {low}: check the column of the label.")
         target = ((values - low) / (high - low)).astype(np.float32)
         return replace(features, labels=target), (low, high)
 
