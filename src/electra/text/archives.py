@@ -3,17 +3,21 @@
 import tarfile
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from typing import IO, Self, cast
 
 from electra.errors import UserError
 from electra.text.sources import (
     DAMAGE,
+    Block,
     InputFile,
     OnBytes,
     Source,
     damaged,
+    decompress,
     open_binary,
     open_input,
+    read_block,
     refuse_known_binary,
 )
 
@@ -94,7 +98,8 @@ def tar_members(file: InputFile) -> Iterator[InputFile]:
             file.location = f" in the member '{name}'"
             content = tar.extractfile(member) if member.isreg() else None
             if content is not None and not is_hidden(member.name):
-                yield InputFile(name, content, ignore, archive=file.name)
+                next_block = partial(read_block, decompress(name, content))
+                yield InputFile(name, next_block, archive=file.name)
             file.location = f" after the member '{name}'"
     except (tarfile.TarError, ValueError) as error:
         raise damaged(file.name, file.location, error) from None
@@ -112,6 +117,11 @@ def zip_members(source: Source, on_bytes: OnBytes) -> Iterator[InputFile]:
             on_bytes(position - reported)
             reported = position
 
+    def read_member(stream: IO[bytes]) -> Block:
+        block = read_block(stream)
+        report(raw.tell())
+        return block
+
     with open_binary(source.name) as raw:
         try:
             archive = zipfile.ZipFile(raw)
@@ -128,9 +138,8 @@ def zip_members(source: Source, on_bytes: OnBytes) -> Iterator[InputFile]:
             except DAMAGE as error:
                 raise damaged(f"{source.name}:{name}", "", error) from None
             with content:
-                yield from expand(
-                    InputFile(name, content, lambda _: report(raw.tell()), archive=source.name)
-                )
+                next_block = partial(read_member, decompress(name, content))
+                yield from expand(InputFile(name, next_block, archive=source.name))
         report(source.size or 0)
 
 
@@ -144,7 +153,3 @@ def printable(name: str) -> str:
     if name.isprintable():
         return name
     return "".join(c if c.isprintable() else "\ufffd" for c in name)
-
-
-def ignore(count: int) -> None:
-    """Report nothing: progress is that of the archive."""

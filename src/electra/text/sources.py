@@ -15,6 +15,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,8 @@ DAMAGE = (
 )
 
 OnBytes = Callable[[int], None]
+Block = tuple[bytes, Exception | None]
+"""Bytes, none at the end of the file, and the damage after them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +206,7 @@ def decompress(name: str, raw: IO[bytes]) -> IO[bytes]:
 class InputFile:
     """The decompressed bytes of a file, of a pipe or of a member of an archive."""
 
-    def __init__(self, name: str, raw: IO[bytes], on_block: OnBytes, *, archive: str = "") -> None:
+    def __init__(self, name: str, next_block: Callable[[], Block], *, archive: str = "") -> None:
         self.name = f"{archive}:{name}" if archive else name
         """The path for errors; that of a member is `ARCHIVE:MEMBER`."""
         self.archived = bool(archive)
@@ -212,8 +215,7 @@ class InputFile:
         """The format by the file's ending."""
         self.location = ""
         """For errors: the member that is being read, if this is an archive."""
-        self._stream = decompress(name, raw)
-        self._on_block = on_block
+        self._read_block = next_block
         self._block = b""
         self._offset = 0
         self._error: Exception | None = None
@@ -241,10 +243,9 @@ class InputFile:
     def _next_block(self) -> None:
         self._block, self._offset = b"", 0
         if self._error is None:
-            self._block, self._error = read_block(self._stream)
+            self._block, self._error = self._read_block()
         if self._error is not None and not self._block:
             raise damaged(self.name, self.location, self._error) from None
-        self._on_block(len(self._block))
 
 
 def damaged(name: str, location: str, error: Exception) -> UserError:
@@ -258,16 +259,25 @@ def damaged(name: str, location: str, error: Exception) -> UserError:
 @contextmanager
 def open_input(source: Source, on_bytes: OnBytes) -> Iterator[InputFile]:
     """Open a file or a pipe; `on_bytes` is called with the number of bytes read from disk."""
-    reported = 0
-    with open_binary(source.name) as raw:
+    with open_binary(source.name) as raw, ThreadPoolExecutor(1) as pool:
+        stream = decompress(source.name, raw)
+        ahead: Future[tuple[Block, int]] | None = None
+        reported = 0
 
-        def report(count: int) -> None:
-            nonlocal reported
-            position = reported + count if source.pipe else raw.tell()
+        def read() -> tuple[Block, int]:
+            block = read_block(stream)
+            return block, reported + len(block[0]) if source.pipe else raw.tell()
+
+        def next_block() -> Block:
+            nonlocal ahead, reported
+            block, position = ahead.result() if ahead else read()
+            if stream is not raw and not source.pipe:  # a pipe may keep the thread waiting
+                ahead = pool.submit(read)  # decompress the next block while this one is used
             on_bytes(position - reported)
             reported = position
+            return block
 
-        yield InputFile(source.name, raw, report)
+        yield InputFile(source.name, next_block)
 
 
 def blocks(source: Source, on_bytes: OnBytes) -> Iterator[bytes]:
@@ -284,7 +294,7 @@ def open_binary(name: str) -> IO[bytes]:
         raise UserError(f"'{name}' cannot be read: {error.strerror}.") from None
 
 
-def read_block(stream: IO[bytes]) -> tuple[bytes, Exception | None]:
+def read_block(stream: IO[bytes]) -> Block:
     """Read one full block; only the last one is shorter, whatever the compression or pipe.
 
     If the file is damaged, return the bytes before the damage and the error.
