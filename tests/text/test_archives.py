@@ -249,6 +249,16 @@ def test_wrong_checksums(tmp_path):
         documents(save(tmp_path / "a.tgz", bytes(packed)))
 
 
+@pytest.mark.parametrize("where", [0, -1])
+def test_damaged_name_in_a_zip(tmp_path, where):
+    """In the header of the member, and in the directory at the end."""
+    data = zipped({"é.txt": b"one"})
+    start = data.find("é".encode()) if where == 0 else data.rfind("é".encode())
+    data = data[:start] + b"\xff" + data[start + 1 :]
+    with pytest.raises(UserError, match=r"a\.zip.* is truncated or damaged"):
+        documents(save(tmp_path / "a.zip", data))
+
+
 @pytest.mark.parametrize("pack", [tar, zipped])
 def test_any_damage_is_one_sentence(tmp_path, pack):
     """Every byte sequence is text or a `UserError`, never another exception."""

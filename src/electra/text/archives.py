@@ -125,7 +125,7 @@ def zip_members(source: Source, on_bytes: OnBytes) -> Iterator[InputFile]:
     with open_binary(source.name) as raw:
         try:
             archive = zipfile.ZipFile(raw)
-        except DAMAGE as error:
+        except (*DAMAGE, ValueError) as error:  # ValueError: the encoding of names
             raise damaged(source.name, "", error) from None
         for member in sorted(archive.infolist(), key=lambda member: member.header_offset):
             if member.is_dir() or is_hidden(member.filename):
@@ -135,7 +135,7 @@ def zip_members(source: Source, on_bytes: OnBytes) -> Iterator[InputFile]:
                 raise UserError(f"'{source.name}:{name}' is encrypted: unpack it first.")
             try:
                 content = archive.open(member)
-            except DAMAGE as error:
+            except (*DAMAGE, ValueError) as error:
                 raise damaged(f"{source.name}:{name}", "", error) from None
             with content:
                 next_block = partial(read_member, decompress(name, content))
