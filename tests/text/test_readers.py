@@ -190,7 +190,7 @@ def test_chunk_size_and_order(tmp_path):
         ("a.txt", b" \n\n \n", r"a\.txt' holds no text"),
         ("a.txt", b"ab\ncd\0e", r"a\.txt' is not text: line 2 holds a NUL byte"),
         ("a.txt", b"\x89PNG\r\n\x1a\n\0\0", r"is a PNG image"),
-        ("a.txt", b"PK\x03\x04\0\0", r"is a zip archive; unpack it"),
+        ("a.txt", b"PK\x03\x04\0\0", r"is a zip archive, whose name must end in .zip"),
         ("a.txt", ZIPPED, r"gzip-compressed; give its name the ending \.gz"),
         ("a.txt", "text".encode("utf-16"), r"UTF-16; convert it with `iconv"),
         ("a.txt", b"fine\nna\xefve", r"a\.txt' .* line 2 \(byte 0xef at offset 7\).*iconv"),
@@ -257,3 +257,47 @@ def test_progress_of_a_parquet_file(tmp_path):
         reported = []
         assert len(documents(path, on_bytes=reported.append)) == rows
         assert sum(reported) == path.stat().st_size
+
+
+def wiki(*documents: str) -> bytes:
+    """The form in which WikiExtractor writes articles."""
+    first = '<doc id="{}" url="https://xx.wikipedia.org/wiki?curid=1" title="A &quot;title&quot;">'
+    blocks = (f"{first.format(i)}\n{d}\n\n</doc>\n" for i, d in enumerate(documents))
+    return "".join(blocks).encode()
+
+
+@pytest.mark.parametrize("name", ["wiki_00", "wiki_01.bz2", "articles.txt"])
+def test_wikiextractor_output_is_found_by_its_content(tmp_path, name):
+    texts = ["Title\n\nFirst paragraph.\n\nSecond <doc> one.", "", "第三の文書"]
+    data = wiki(*texts)
+    path = as_text(tmp_path / name, packed(".bz2" if name.endswith(".bz2") else "", data))
+    counts = readers.RecordCounts()
+    assert documents(path, counts=counts) == [texts[0], texts[2]]
+    assert counts.empty == 0
+
+
+@pytest.mark.parametrize("revision", [{}, {"revid": "3"}])
+def test_json_output_of_wikiextractor(tmp_path, revision):
+    lines = [
+        json.dumps({"id": "12", **revision, "url": "u", "title": "t", "text": text})
+        for text in DOCUMENTS
+    ]
+    assert documents(as_text(tmp_path / "wiki_00", "\n".join(lines).encode())) == DOCUMENTS
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (wiki("one") + b"two\n" + wiki("three"), "line 5 is outside of the <doc> blocks"),
+        (wiki("one") + wiki("two")[:-8], "line 5 opens a <doc> block that is never closed"),
+        (wiki("one")[:-8] + wiki("two"), "line 1 opens a <doc> block that is never closed"),
+    ],
+)
+def test_damaged_wikiextractor_output(tmp_path, data, message):
+    with pytest.raises(UserError, match=message):
+        documents(as_text(tmp_path / "wiki_00", data))
+
+
+def test_text_that_resembles_wikiextractor_output(tmp_path):
+    for data in (b'<doc id="1">\none\n</doc>', b'{"id": 1}\none', b"<doc>\none"):
+        assert documents(as_text(tmp_path / "a.txt", data)) == [data.decode()]

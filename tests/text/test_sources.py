@@ -159,7 +159,7 @@ def test_short_reads_are_joined(monkeypatch):
 
     monkeypatch.setattr(sources, "BLOCK", 10)
     stream = Drops(bytes(range(25)))
-    found = [sources.read_block(stream) for _ in range(4)]
+    found = [sources.read_block(stream)[0] for _ in range(4)]
     assert found == [bytes(range(10)), bytes(range(10, 20)), bytes(range(20, 25)), b""]
 
 
@@ -186,10 +186,24 @@ def test_empty_folder_and_folder_without_text(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("a.TXT", "txt"), ("a.jsonl.gz", "jsonl"), ("a", "txt"), ("v1.2.csv.xz", "csv")],
+    [
+        ("a.TXT", "txt"),
+        ("a.jsonl.gz", "jsonl"),
+        ("a", "txt"),
+        ("v1.2.csv.xz", "csv"),
+        ("v1.csv/a", "txt"),
+        ("a_data.xz", "txt"),
+        ("a.tar.xz", "tar"),
+        ("a.TGZ", "tar"),
+    ],
 )
 def test_kind_by_ending(name, kind):
     assert Source(name=name, size=0, modified=0, alone=True).kind == kind
+
+
+def test_files_called_like_an_ending_are_text(tmp_path):
+    for name in ("gz", "zip", "tar"):
+        assert documents(as_text(tmp_path / name, b"one")) == ["one"]
 
 
 def test_folder_named_like_a_hub_dataset(tmp_path, monkeypatch):

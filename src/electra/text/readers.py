@@ -3,13 +3,15 @@
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError, nearest, require
-from electra.text.sources import COMPRESSED, OnBytes, Source, find_sources, texts
+from electra.text.archives import open_files
+from electra.text.sources import COMPRESSED, InputFile, OnBytes, Source, find_sources, texts
 
 CHUNK_BYTES = 8_000_000  # text in a chunk, which is the work for one shard
 MAX_DOCUMENT_CHARS = 1_000_000  # a longer document is split
@@ -17,6 +19,9 @@ MAX_LINE_CHARS = 256_000_000  # a longer line of JSON or of a table is an error
 MAX_FIELD_CHARS = 64_000_000  # a longer field of a table means a missing quotation mark
 
 BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
+# The first line of each document that WikiExtractor writes, and the start of its --json form.
+WIKI_DOC = re.compile(r'<doc id="[^"\n]*"[^\n]* title="[^\n]*">[ \t\r]*\n')
+WIKI_JSON = re.compile(r'\{"id": "[^"\n]*", (?:"revid": "[^"\n]*", )?"url": "')
 
 
 @dataclass(slots=True)
@@ -67,30 +72,50 @@ def read_documents(
 ) -> Iterator[str]:
     """Yield the documents of all sources; long ones are split, empty ones skipped."""
     for source in sources:
-        read, found = reader_for(source), 0
-        for document in read(source, field, on_bytes):
-            before = found
+        found = False
+        for document in read_source(source, field, on_bytes, counts):
             for piece in split_long(document):
-                found += 1
+                found = True
                 yield piece
-            if read is not read_text:
-                counts.records += 1
-                counts.empty += found == before
         if not found and source.alone:
             raise UserError(f"'{source.name}' holds no text: leave it out or add text.")
 
 
-def reader_for(source: Source) -> Callable[[Source, str, OnBytes], Iterable[str]]:
-    """Return the function that reads this kind of source."""
-    return {
-        "hub": read_hub,
-        "json": read_json,
-        "jsonl": read_json,
-        "ndjson": read_json,
-        "csv": read_table,
-        "tsv": read_table,
-        "parquet": read_parquet,
-    }.get(source.kind, read_text)
+def read_source(
+    source: Source, field: str, on_bytes: OnBytes, counts: RecordCounts
+) -> Iterator[str]:
+    """Yield the documents of one source, which may be an archive of many files."""
+    if source.kind == "hub":
+        yield from count_records(read_hub(source, field), counts)
+    elif source.kind == "parquet":
+        yield from count_records(read_parquet(source, field, on_bytes), counts)
+    else:
+        for file in open_files(source, on_bytes):
+            yield from read_file(file, field, counts)
+
+
+def read_file(file: InputFile, field: str, counts: RecordCounts) -> Iterator[str]:
+    """Return the documents of one file, in the format of its ending or, for text, its content."""
+    if file.kind in ("json", "jsonl", "ndjson"):
+        return count_records(read_json(file, field), counts)
+    if file.kind in ("csv", "tsv"):
+        return count_records(read_table(file, field), counts)
+    if file.kind == "parquet":
+        raise UserError(f"'{file.name}' is a parquet file in an archive: unpack it first.")
+    start = file.head()[:10_000].decode(errors="replace")
+    if WIKI_DOC.match(start):
+        return read_wiki(file)
+    if WIKI_JSON.match(start):
+        return count_records(read_json(file, field), counts)
+    return read_text(file)
+
+
+def count_records(documents: Iterable[str], counts: RecordCounts) -> Iterator[str]:
+    """Yield the documents and count them and the empty ones."""
+    for document in documents:
+        counts.records += 1
+        counts.empty += not document.strip()
+        yield document
 
 
 def split_long(document: str) -> Iterator[str]:
@@ -114,10 +139,22 @@ def find_cut(document: str, start: int) -> int:
     return cut if cut > 0 else end
 
 
-def read_text(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
-    """Yield the documents of a text file, which are separated by blank lines."""
+def read_text(file: InputFile) -> Iterator[str]:
+    """Yield the documents of a text file, which are separated by blank lines.
+
+    A text file in an archive is one document, unless it is too long for one.
+    """
     rest = ""
-    for text in texts(source, on_bytes):
+    parts = texts(file)
+    if file.archived:
+        for text in parts:
+            rest += text
+            if len(rest) > MAX_DOCUMENT_CHARS:
+                break
+        else:
+            yield rest
+            return
+    for text in chain([""], parts):
         *complete, rest = BLANK_LINES.split(rest + text)
         yield from complete
         while len(rest) > MAX_DOCUMENT_CHARS:  # constant memory for documents of any size
@@ -127,17 +164,45 @@ def read_text(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
     yield rest
 
 
-def read_lines(source: Source, on_bytes: OnBytes) -> Iterator[str]:
+def read_wiki(file: InputFile) -> Iterator[str]:
+    """Yield the text of each `<doc …> … </doc>` block in the output of WikiExtractor."""
+    document: list[str] | None = None
+    opened = size = 0
+    for number, line in enumerate(read_lines(file), start=1):
+        if document is None:
+            if WIKI_DOC.match(line):
+                document, opened, size = [], number, 0
+            elif line.strip():
+                raise UserError(
+                    f"'{file.name}' line {number} is outside of the <doc> blocks of WikiExtractor: "
+                    "extract the file again."
+                )
+        elif line.strip() == "</doc>":
+            yield "".join(document)
+            document = None
+        elif size > MAX_FIELD_CHARS or WIKI_DOC.match(line):
+            break
+        else:
+            document.append(line)
+            size += len(line)
+    if document is not None:
+        raise UserError(
+            f"'{file.name}' line {opened} opens a <doc> block that is never closed: "
+            "extract the file again."
+        )
+
+
+def read_lines(file: InputFile) -> Iterator[str]:
     """Yield the lines of a file with their line ends."""
     rest: list[str] = []
     size = 0
-    for text in texts(source, on_bytes):
+    for text in texts(file):
         first, *more = text.split("\n")
         rest.append(first)
         size += len(first)
         if size > MAX_LINE_CHARS:
             raise UserError(
-                f"'{source.name}' has a line of more than {MAX_LINE_CHARS // 1_000_000} MB: "
+                f"'{file.name}' has a line of more than {MAX_LINE_CHARS // 1_000_000} MB: "
                 "split its record into several."
             )
         if more:
@@ -147,12 +212,12 @@ def read_lines(source: Source, on_bytes: OnBytes) -> Iterator[str]:
     yield "".join(rest)
 
 
-def read_json(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
+def read_json(file: InputFile, field: str) -> Iterator[str]:
     """Yield the text field of each JSON object, one per line."""
-    for number, line in enumerate(read_lines(source, on_bytes), start=1):
+    for number, line in enumerate(read_lines(file), start=1):
         if not line.strip():
             continue
-        where = f"'{source.name}' line {number}"
+        where = f"'{file.name}' line {number}"
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -168,14 +233,14 @@ def read_json(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
         yield field_text(record, field, where)
 
 
-def read_table(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
+def read_table(file: InputFile, field: str) -> Iterator[str]:
     """Yield the text column of a CSV or TSV file with a header."""
-    lines = read_lines(source, on_bytes)
+    lines = read_lines(file)
     csv.field_size_limit(MAX_FIELD_CHARS)
     # TSV has no quoting: a quotation mark is text.
     rows = (
         csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-        if source.kind == "tsv"
+        if file.kind == "tsv"
         else csv.reader(lines, strict=True)
     )
     start = [1]  # the line at which the current row starts
@@ -183,23 +248,23 @@ def read_table(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
         header = next(filter(None, _rows_from(rows, start)), [])
         if not header:
             return
-        column = find_column(field, header, source.name)
+        column = find_column(field, header, file.name)
         for row in _rows_from(rows, start):
             if len(row) > column:
                 yield clean(row[column])
             elif row:
                 raise UserError(
-                    f"'{source.name}' line {rows.line_num} has {len(row)} columns, "
+                    f"'{file.name}' line {rows.line_num} has {len(row)} columns, "
                     f"the header has {len(header)}: fix that line."
                 )
     except csv.Error as error:
         if "unexpected end of data" in str(error):
             raise UserError(
-                f"'{source.name}' line {start[0]} opens a quotation mark that is never closed: "
+                f"'{file.name}' line {start[0]} opens a quotation mark that is never closed: "
                 "close it, or double a quotation mark that belongs to the text."
             ) from None
         raise UserError(
-            f"'{source.name}' line {rows.line_num} is not a valid table row ({error}): fix it."
+            f"'{file.name}' line {rows.line_num} is not a valid table row ({error}): fix it."
         ) from None
 
 
@@ -238,7 +303,7 @@ def read_parquet(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]
         raise UserError(f"'{source.name}' cannot be read as parquet: {reason}.") from None
 
 
-def read_hub(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
+def read_hub(source: Source, field: str) -> Iterator[str]:
     """Stream a dataset of the Hugging Face Hub and yield the text field of each record."""
     datasets: Any = require("datasets", "data")
     name, config, split = hub_parts(source.name)

@@ -10,9 +10,12 @@ import os
 import shlex
 import shutil
 import stat
+import tarfile
 import tempfile
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +23,21 @@ from typing import IO, Any, cast
 
 from electra.errors import UserError, require
 
-BLOCK = 1 << 20  # bytes read at a time
+BLOCK = 1 << 20  # bytes of a block
+PIECE = 1 << 16  # bytes read at a time; damage loses at most one piece
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
+# Endings of compressed tar archives, and the compression that each stands for.
+COMPRESSED_TAR = {".tgz": ".gz", ".txz": ".xz", ".tbz": ".bz2", ".tbz2": ".bz2", ".tzst": ".zst"}
 
 # Files that are often mistaken for text, by their first bytes.
 MAGIC_BYTES = {
     b"\x89PNG": "a PNG image",
     b"\xff\xd8\xff": "a JPEG image",
     b"%PDF": "a PDF document; extract its text first",
-    b"PK\x03\x04": "a zip archive; unpack it first",
+    b"PK\x03\x04": "a zip archive, whose name must end in .zip, or an office document, which you "
+    "can save as text",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it first",
+    b"Rar!\x1a\x07": "a rar archive; unpack it first",
     b"\x1f\x8b": "gzip-compressed; give its name the ending .gz",
     b"\xfd7zXZ": "xz-compressed; give its name the ending .xz",
     b"BZh": "bzip2-compressed; give its name the ending .bz2",
@@ -38,7 +47,20 @@ MAGIC_BYTES = {
     b"\xfe\xff": "UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`",
 }
 
+# What decompressors and archive readers raise for damaged files.
+DAMAGE = (
+    EOFError,
+    OSError,
+    NotImplementedError,  # a compression method that `zipfile` does not know
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
 OnBytes = Callable[[int], None]
+Block = tuple[bytes, Exception | None]
+"""Bytes, none at the end of the file, and the damage after them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +83,22 @@ class Source:
         """The format by the file's ending, without the compression: txt, jsonl, csv, …"""
         if self.size is None and not self.pipe:  # not by name: a folder can be called hub:…
             return "hub"
-        endings = [s.lower() for s in Path(self.name).suffixes]
-        if endings and endings[-1] in COMPRESSED:
-            endings.pop()
-        return endings[-1][1:] if endings else "txt"
+        return file_kind(self.name)
+
+
+def file_endings(name: str) -> list[str]:
+    """Return the endings of a file's name in lower case, as `Path.suffixes` but faster."""
+    return [f".{each}" for each in name.rpartition("/")[2].lower().lstrip(".").split(".")[1:]]
+
+
+def file_kind(name: str) -> str:
+    """Return the format by a file's ending, without the compression: txt, jsonl, csv, tar, …"""
+    endings = file_endings(name)
+    if endings and endings[-1] in COMPRESSED_TAR:
+        return "tar"
+    if endings and endings[-1] in COMPRESSED:
+        endings.pop()
+    return endings[-1][1:] if endings else "txt"
 
 
 def find_sources(inputs: list[str]) -> list[Source]:
@@ -155,7 +189,8 @@ def file_source(path: Path, *, alone: bool) -> Source:
 
 def decompress(name: str, raw: IO[bytes]) -> IO[bytes]:
     """Wrap an open file in the decompressor that its ending asks for."""
-    ending = Path(name).suffix.lower()
+    ending = (file_endings(name) or [""])[-1]
+    ending = COMPRESSED_TAR.get(ending, ending)
     if ending == ".gz":
         return cast("IO[bytes]", gzip.GzipFile(fileobj=raw))
     if ending == ".xz":
@@ -168,25 +203,87 @@ def decompress(name: str, raw: IO[bytes]) -> IO[bytes]:
     return raw
 
 
-def blocks(source: Source, on_bytes: OnBytes) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file in blocks and report the bytes read from disk."""
-    reported = 0
-    with open_binary(source.name) as raw:
+class InputFile:
+    """The decompressed bytes of a file, of a pipe or of a member of an archive."""
+
+    def __init__(self, name: str, next_block: Callable[[], Block], *, archive: str = "") -> None:
+        self.name = f"{archive}:{name}" if archive else name
+        """The path for errors; that of a member is `ARCHIVE:MEMBER`."""
+        self.archived = bool(archive)
+        """Whether it is a member of an archive."""
+        self.kind = file_kind(name)
+        """The format by the file's ending."""
+        self.location = ""
+        """For errors: the member that is being read, if this is an archive."""
+        self._read_block = next_block
+        self._block = b""
+        self._offset = 0
+        self._error: Exception | None = None
+
+    def head(self) -> bytes:
+        """Return the rest of the current block, at the start the first one; it stays unread."""
+        if self._offset == len(self._block):
+            self._next_block()
+        return self._block[self._offset :]
+
+    def read(self, count: int) -> bytes:
+        """Return up to `count` bytes, none at the end."""
+        if self._offset == len(self._block):
+            self._next_block()
+        piece = self._block[self._offset : self._offset + count]
+        self._offset += len(piece)
+        return piece
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the rest of the file in blocks."""
+        while block := self.head():
+            self._offset = len(self._block)
+            yield block
+
+    def _next_block(self) -> None:
+        self._block, self._offset = b"", 0
+        if self._error is None:
+            self._block, self._error = self._read_block()
+        if self._error is not None and not self._block:
+            raise damaged(self.name, self.location, self._error) from None
+
+
+def damaged(name: str, location: str, error: Exception) -> UserError:
+    """Return the error for a file that cannot be decompressed or unpacked."""
+    reason = str(error).rstrip(".") or type(error).__name__
+    return UserError(
+        f"'{name}' is truncated or damaged{location} ({reason}): fetch or compress it again."
+    )
+
+
+@contextmanager
+def open_input(source: Source, on_bytes: OnBytes) -> Iterator[InputFile]:
+    """Open a file or a pipe; `on_bytes` is called with the number of bytes read from disk."""
+    with open_binary(source.name) as raw, ThreadPoolExecutor(1) as pool:
         stream = decompress(source.name, raw)
-        while True:
-            try:
-                block = read_block(stream)
-            except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, OSError) as error:
-                raise UserError(
-                    f"'{source.name}' is truncated or damaged ({str(error).rstrip('.')}): "
-                    "fetch or compress it again."
-                ) from None
-            position = reported + len(block) if source.pipe else raw.tell()
+        ahead: Future[tuple[Block, int]] | None = None
+        reported = 0
+
+        def read() -> tuple[Block, int]:
+            block = read_block(stream)
+            return block, reported + len(block[0]) if source.pipe else raw.tell()
+
+        def next_block() -> Block:
+            nonlocal ahead, reported
+            block, position = ahead.result() if ahead else read()
+            if stream is not raw and not source.pipe:  # a pipe may keep the thread waiting
+                ahead = pool.submit(read)  # decompress the next block while this one is used
             on_bytes(position - reported)
             reported = position
-            if not block:
-                return
-            yield block
+            return block
+
+        yield InputFile(source.name, next_block)
+
+
+def blocks(source: Source, on_bytes: OnBytes) -> Iterator[bytes]:
+    """Yield the decompressed bytes of a file in blocks and report the bytes read from disk."""
+    with open_input(source, on_bytes) as file:
+        yield from file.blocks()
 
 
 def open_binary(name: str) -> IO[bytes]:
@@ -197,36 +294,47 @@ def open_binary(name: str) -> IO[bytes]:
         raise UserError(f"'{name}' cannot be read: {error.strerror}.") from None
 
 
-def read_block(stream: IO[bytes]) -> bytes:
-    """Read one full block; only the last one is shorter, whatever the compression or pipe."""
-    block = stream.read(BLOCK)
-    while block and len(block) < BLOCK:
-        more = stream.read(BLOCK - len(block))
-        if not more:
-            break
-        block += more
-    return block
+def read_block(stream: IO[bytes]) -> Block:
+    """Read one full block; only the last one is shorter, whatever the compression or pipe.
+
+    If the file is damaged, return the bytes before the damage and the error.
+    """
+    read = getattr(stream, "read1", stream.read)  # `read` would lose the bytes before an error
+    pieces: list[bytes] = []
+    left = BLOCK
+    try:
+        while left and (piece := read(min(left, PIECE))):
+            pieces.append(piece)
+            left -= len(piece)
+    except DAMAGE as error:
+        return b"".join(pieces), error
+    return b"".join(pieces), None
 
 
-def texts(source: Source, on_bytes: OnBytes) -> Iterator[str]:
+def texts(file: InputFile) -> Iterator[str]:
     """Yield the text of a file in blocks: UTF-8 without BOM, every line end converted to \\n."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     lines = offset = 0
-    for block in blocks(source, on_bytes):
-        refuse_binary(source.name, block, first=offset == 0, line=lines + 1)
-        yield newlines.decode(decode_block(decoder, block, source.name, lines, offset))
+    for block in file.blocks():
+        refuse_binary(file.name, block, first=offset == 0, line=lines + 1)
+        yield newlines.decode(decode_block(decoder, block, file, lines, offset))
         lines += block.count(b"\n")
         offset += len(block)
-    yield newlines.decode(decode_block(decoder, b"", source.name, lines, offset), final=True)
+    yield newlines.decode(decode_block(decoder, b"", file, lines, offset), final=True)
+
+
+def refuse_known_binary(name: str, block: bytes) -> None:
+    """Refuse a file whose first bytes are those of another format."""
+    for magic, what in MAGIC_BYTES.items():
+        if block.startswith(magic):
+            raise UserError(f"'{name}' is not UTF-8 text: it is {what}.")
 
 
 def refuse_binary(name: str, block: bytes, *, first: bool, line: int) -> None:
     """Refuse binary files: known formats by their first bytes, others by a NUL byte."""
     if first:
-        for magic, what in MAGIC_BYTES.items():
-            if block.startswith(magic):
-                raise UserError(f"'{name}' is not UTF-8 text: it is {what}.")
+        refuse_known_binary(name, block)
     if b"\0" in block:
         line += block[: block.index(b"\0")].count(b"\n")
         raise UserError(
@@ -236,7 +344,7 @@ def refuse_binary(name: str, block: bytes, *, first: bool, line: int) -> None:
 
 
 def decode_block(
-    decoder: codecs.IncrementalDecoder, block: bytes, name: str, lines: int, offset: int
+    decoder: codecs.IncrementalDecoder, block: bytes, file: InputFile, lines: int, offset: int
 ) -> str:
     """Decode a block; an error names the file, the line and the byte."""
     try:
@@ -245,8 +353,9 @@ def decode_block(
         data = error.object  # bytes left over from the last block, then this block
         line = lines + data[: error.start].count(b"\n") + 1
         position = offset - (len(data) - len(block)) + error.start
-        command = f"iconv -f LATIN1 -t UTF-8 {shlex.quote(name)}"
+        path = "FILE" if file.archived else shlex.quote(file.name)
+        command = f"iconv -f LATIN1 -t UTF-8 {path}"
         raise UserError(
-            f"'{name}' is not valid UTF-8 in line {line} (byte 0x{data[error.start]:02x} at offset "
-            f"{position}): convert it, for example with `{command}`."
+            f"'{file.name}' is not valid UTF-8 in line {line} (byte 0x{data[error.start]:02x} at "
+            f"offset {position}): convert it, for example with `{command}`."
         ) from None
