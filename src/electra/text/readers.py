@@ -243,14 +243,15 @@ def read_table(file: InputFile, field: str) -> Iterator[str]:
         if file.kind == "tsv"
         else csv.reader(lines, strict=True)
     )
-    start = [1]  # the line at which the current row starts
+    header: list[str] = []
+    column, start = 0, 1
     try:
-        header = next(filter(None, _rows_from(rows, start)), [])
-        if not header:
-            return
-        column = find_column(field, header, file.name)
-        for row in _rows_from(rows, start):
-            if len(row) > column:
+        for row in rows:
+            start = rows.line_num + 1  # the line at which the next row starts
+            if not header:
+                header = row
+                column = find_column(field, header, file.name) if header else 0
+            elif len(row) > column:
                 yield clean(row[column])
             elif row:
                 raise UserError(
@@ -260,23 +261,12 @@ def read_table(file: InputFile, field: str) -> Iterator[str]:
     except csv.Error as error:
         if "unexpected end of data" in str(error):
             raise UserError(
-                f"'{file.name}' line {start[0]} opens a quotation mark that is never closed: "
+                f"'{file.name}' line {start} opens a quotation mark that is never closed: "
                 "close it, or double a quotation mark that belongs to the text."
             ) from None
         raise UserError(
             f"'{file.name}' line {rows.line_num} is not a valid table row ({error}): fix it."
         ) from None
-
-
-def _rows_from(rows: Any, start: list[int]) -> Iterator[list[str]]:
-    """Yield the rows of a `csv.reader` and keep in `start` the line at which each one starts."""
-    while True:
-        start[0] = rows.line_num + 1
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        yield row
 
 
 def read_parquet(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]:
