@@ -8,7 +8,6 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.kernels.any_gpu.mlm_loss import MlmLoss, scale_grads
-from electra.kernels.any_gpu.random import draw_seeds
 from electra.kernels.cuda.fused_linear_cross_entropy import (
     TileSchedule,
     cross_entropy_dlogits,
@@ -16,6 +15,7 @@ from electra.kernels.cuda.fused_linear_cross_entropy import (
     finalize,
     pad_bias,
 )
+from electra.objectives.random import row_keys
 
 NOTHING = float("-inf")
 LOG2E = 1.4426950408889634
@@ -69,7 +69,10 @@ def test_all_to_one():
 
 
 def thread_stats(logits: torch.Tensor, schedule: TileSchedule) -> torch.Tensor:
-    """What threads leave, for logits in units of log 2: (slots, parts, lanes, 4)."""
+    """What threads leave, for logits in units of log 2: (slots, parts, lanes, 4).
+
+    The race is the sum of exp scores divided by an exponentially distributed number.
+    """
     stats = torch.full((len(logits), schedule.parts, 4, 4), torch.nan, device=logits.device)
     logits = F.pad(logits, (0, schedule.across * BLOCK_N - logits.shape[1]), value=NOTHING)
     tiles = logits.view(-1, schedule.across, 16, 4, 2).transpose(2, 3).flatten(3)
@@ -80,11 +83,15 @@ def thread_stats(logits: torch.Tensor, schedule: TileSchedule) -> torch.Tensor:
             top, place = z.amax(-1).max(-1)
             top = top.clamp(min=-1e30)
             sums = (z - top[..., None, None]).exp2().sum(-1)
-            exp_scores = torch.where(sums.sum(-1, keepdim=True) > 0, sums, 1.0).flatten(0, 1)
-            chosen = torch.multinomial(exp_scores, 1).view(top.shape)
-            four = (top, sums.sum(-1), place + own.start, chosen + own.start)
-            stats[rows, part] = torch.stack([t.float() for t in four], -1)
+            race, chosen = (sums / torch.empty_like(sums).exponential_()).max(-1)
+            tiles_of = ((place + own.start) << 16 | (chosen + own.start)).int()
+            four = (top, sums.sum(-1), race, tiles_of.view(torch.float32))
+            stats[rows, part] = torch.stack(four, -1)
     return stats
+
+
+def keys(rows: int, device) -> torch.Tensor:
+    return row_keys(torch.tensor([11, 0, 0], device=device), rows)
 
 
 def gone(words: int, device) -> torch.Tensor:
@@ -116,11 +123,10 @@ def test_what_is_made_of_what_threads_saw(programs, device, normal, near):
     is_masked, other = labels % 3 > 0, labels.roll(1)
     schedule = TileSchedule(programs, 3, 6)
     logits = F.linear(hidden, table, offset_of(bias, absent))
-    (seed,) = draw_seeds(1, device)
     losses, samples, best, logs, level = finalize(
         thread_stats(logits * LOG2E, schedule), schedule, hidden, table, pad_bias(bias, absent),
         labels,
-        is_masked, other, seed,
+        is_masked, other, keys(slots // 10, device),
     )  # fmt: skip
     chances = logits.log_softmax(-1)
     nll = F.nll_loss(chances, labels, reduction="none")
@@ -160,9 +166,8 @@ def test_samples_follow_the_distribution_of_what_threads_saw(device, drawn_by):
     hidden, table = torch.zeros(slots, 16, device=device), torch.zeros(300, 16, device=device)
     labels = torch.full((slots,), 50, device=device)
     logits = offset_of(bias, absent)
-    (seed,) = draw_seeds(1, device)
     stats = thread_stats((logits * LOG2E).expand(slots, -1), schedule)
-    given = (hidden, table, pad_bias(bias, absent), labels, labels > 0, labels, seed)
+    given = (hidden, table, pad_bias(bias, absent), labels, labels > 0, labels, keys(slots, device))
     _, samples, best, *_ = finalize(stats, schedule, *given)
     drawn_by(samples, logits)
     assert (best == logits.argmax()).all()
@@ -171,12 +176,11 @@ def test_samples_follow_the_distribution_of_what_threads_saw(device, drawn_by):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's NumPy
 def test_nan_logits_give_a_valid_token(device):
     """As in `test_vocabulary`; threads that saw no number leave what they began with."""
-    stats = torch.tensor([-1e30, torch.nan, 0.0, 2.0], device=device).repeat(4, 2, 4, 1)
+    stats = torch.tensor([-1e30, torch.nan, 0.0, 2e-45], device=device).repeat(4, 2, 4, 1)
     hidden = torch.full((4, 16), torch.nan, device=device)
     table, offset = torch.zeros(300, 16, device=device), torch.zeros(384, device=device)
     labels = torch.zeros(4, dtype=torch.long, device=device)
-    (seed,) = draw_seeds(1, device)
-    given = (hidden, table, offset, labels, labels == 0, labels, seed)
+    given = (hidden, table, offset, labels, labels == 0, labels, keys(4, device))
     losses, samples, best, *_ = finalize(stats, TileSchedule(1, 3, 3), *given)
     assert losses.isnan().all()
     assert ((samples < 300) & (best < 300)).all()
@@ -200,7 +204,7 @@ def test_parts_are_added_up(device, normal, near):
 
 @pytest.fixture
 def given(hopper):
-    """`given(200, 1000)`: hidden and table in bf16, bias, absent, truth, drawn, other."""
+    """`given(200, 1000)`: hidden and table in bf16, bias, absent, labels, is_masked, other."""
     torch.manual_seed(3)
 
     def draw(slots: int, words: int) -> list[torch.Tensor]:
@@ -233,7 +237,7 @@ def test_the_same_as_torch(slots, words, given):
     weights = torch.linspace(0.5, 2, slots, device=hidden.device)
     wanted = torch.autograd.grad((nll * weights).sum(), leaves)
     own = [hidden.requires_grad_(), table.float().requires_grad_(), bias.requires_grad_()]
-    rest = (absent, labels, is_masked, other, 1.0, False, True)
+    rest = (absent, labels, is_masked, other, keys(slots, hidden.device), 1.0, False, True)
     losses, samples, best, logs = MlmLoss.apply(own[0], own[1], table, own[2], *rest)
     torch.testing.assert_close(losses, nll, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(logs[:, 0], chances.max(-1).values, rtol=1e-4, atol=1e-3)
@@ -254,7 +258,10 @@ def test_the_same_as_torch(slots, words, given):
 def test_dlogits_end_where_they_should(given):
     """Nothing is written beyond the last slot, and padding has no gradient."""
     hidden, table, bias, absent, labels, is_masked, other = given(200, 1001)
-    _, kept = cross_entropy_forward(hidden, table, bias, absent, labels, is_masked, other)
+    given_keys = keys(20, hidden.device)
+    _, kept = cross_entropy_forward(
+        hidden, table, bias, absent, labels, is_masked, other, given_keys
+    )
     dlogits, _, _ = cross_entropy_dlogits(hidden, table, *kept)
     logits = F.linear(hidden.float(), table.float(), offset_of(bias, absent))
     wanted = logits.softmax(-1) - F.one_hot(labels, 1001)
@@ -268,7 +275,7 @@ def test_samples_follow_the_distribution(given, drawn_by):
     hidden = hidden.expand(20_000, -1).contiguous()
     labels = torch.full((20_000,), 50, device=hidden.device)
     (_, samples, *_), _ = cross_entropy_forward(
-        hidden, table, bias, absent, labels, labels > 0, labels
+        hidden, table, bias, absent, labels, labels > 0, labels, keys(1000, hidden.device)
     )
     drawn_by(samples, F.linear(hidden[0].float(), table.float(), offset_of(bias, absent)))
 
@@ -281,6 +288,26 @@ def test_the_same_seed_gives_the_same(given):
         torch.manual_seed(7)
         hidden, table, bias, *rest = given(2560, 3000)
         own = [hidden.requires_grad_(), table.float().requires_grad_(), bias.requires_grad_()]
-        found = MlmLoss.apply(own[0], own[1], table, own[2], *rest, 1.0, False, True)
+        found = MlmLoss.apply(
+            own[0], own[1], table, own[2], *rest, keys(256, hidden.device), 1.0, False, True
+        )
         both.append((*found, *torch.autograd.grad(found[0].sum(), own)))
     assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+
+
+@pytest.mark.gpu
+def test_samples_do_not_depend_on_the_micro_batch(given):
+    """256 rows with ten slots, at once and 64 rows at a time: other tiles, and other splits."""
+    hidden, table, bias, absent, *slots = given(2560, 30522)
+    all_keys = keys(256, hidden.device)
+
+    def sample(first: int, end: int) -> torch.Tensor:
+        own = [t[10 * first : 10 * end].contiguous() for t in (hidden, *slots)]
+        outputs, _ = cross_entropy_forward(
+            own[0], table, bias, absent, *own[1:], all_keys[first:end].contiguous()
+        )
+        return outputs[1]
+
+    parts = torch.cat([sample(first, first + 64) for first in range(0, 256, 64)])
+    assert torch.equal(sample(0, 256), parts)
+    assert len(parts.unique()) > 100

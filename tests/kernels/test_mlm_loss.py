@@ -12,7 +12,7 @@ import triton.language as tl
 
 from electra.kernels.any_gpu import mlm_loss as mlm_loss
 from electra.kernels.any_gpu.mlm_loss import MlmLoss, mlm_loss_, sample_categorical
-from electra.kernels.any_gpu.random import reference_bits
+from electra.objectives.random import Purpose, row_keys, uniform
 
 NOTHING = float("-inf")
 
@@ -23,9 +23,22 @@ def _small_groups(monkeypatch):
     monkeypatch.setattr(mlm_loss, "GROUP", 32)
 
 
-def guess(hidden, table, *rest):
-    """With a copy of the table that lasts no longer."""
-    return MlmLoss.apply(hidden, table, table.detach().to(hidden.dtype), *rest, False)
+def keys(rows: int, device, step: int = 0) -> torch.Tensor:
+    """Keys of as many rows, each of which has one slot."""
+    return row_keys(torch.tensor([11, step, 0], device=device), rows)
+
+
+def guess(hidden, table, bias, absent, labels, is_masked, other, *rest):
+    """`MlmLoss` with a temporary copy of the table."""
+    copy, slots = table.detach().to(hidden.dtype), (labels, is_masked, other)
+    tensors = (hidden, table, copy, bias, absent, *slots, keys(len(labels), labels.device))
+    return MlmLoss.apply(*tensors, *rest, False)
+
+
+def run(logits, labels, is_masked, other, temperature, disallow_correct, step: int = 0):
+    """`mlm_loss_` with a key for each slot."""
+    given = (logits, labels, is_masked, other, keys(len(labels), labels.device, step))
+    return mlm_loss_(*given, temperature, disallow_correct)
 
 
 def compare(hidden, table, bias, absent, labels, is_masked, near) -> None:
@@ -141,7 +154,7 @@ def test_samples_follow_the_distribution(
     rows = logits.repeat(count, 1).to(device)
     true = torch.full((count,), labels, device=device)
     is_masked = torch.rand(count, device=device) < 0.5  # the sample does not depend on it
-    _, samples, best, _ = mlm_loss_(rows, true, is_masked, true, temperature, disallow_correct)
+    _, samples, best, _ = run(rows, true, is_masked, true, temperature, disallow_correct)
     found = samples.bincount(minlength=words).float().cpu()
     assert len(found) == words
     possible = expected > 0
@@ -155,23 +168,37 @@ def test_a_tiny_temperature_samples_the_best_guess(device, normal):
     wanted = logits.argmax(-1)
     nobody = torch.zeros(20, dtype=torch.bool, device=device)
     zeros = torch.zeros_like(wanted)
-    _, samples, best, _ = mlm_loss_(logits, zeros, nobody, zeros, 1e-4, False)
+    _, samples, best, _ = run(logits, zeros, nobody, zeros, 1e-4, False)
     assert torch.equal(samples, wanted)
     assert torch.equal(best, wanted)
     assert (logits == 0).all()  # no gradient where nothing is masked
 
 
-def test_slots_and_passes_have_their_own_samples(device):
+def test_slots_and_steps_have_their_own_samples(device):
     rows = 12
     labels, is_masked = torch.zeros(2, rows, dtype=torch.long, device=device)
-    flat = [
-        mlm_loss_(
-            torch.zeros(rows, 90, device=device), labels, is_masked.bool(), labels, 1.0, False
-        )[1]
-        for _ in range(2)
-    ]
-    assert len(flat[0].unique()) > 6
-    assert not torch.equal(*flat)
+    given = (labels, is_masked.bool(), labels, 1.0, False)
+    first, second, again = (
+        run(torch.zeros(rows, 90, device=device), *given, step)[1] for step in (0, 1, 0)
+    )
+    assert len(first.unique()) > 6
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)
+
+
+def test_samples_do_not_depend_on_the_micro_batch(device):
+    """Four rows with three slots each, at once and two rows at a time."""
+    logits = torch.randn(12, 90, device=device)
+    labels = torch.zeros(12, dtype=torch.long, device=device)
+    all_keys = keys(4, device)
+
+    def sample(rows: slice, slots: slice) -> torch.Tensor:
+        own = (labels[slots], labels[slots] == 0, labels[slots], all_keys[rows])
+        return mlm_loss_(logits[slots].clone(), *own, 1.0, False)[1]
+
+    whole = sample(slice(4), slice(12))
+    parts = [sample(slice(0, 2), slice(0, 6)), sample(slice(2, 4), slice(6, 12))]
+    assert torch.equal(whole, torch.cat(parts))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
@@ -180,7 +207,7 @@ def test_the_true_token_can_be_excluded_when_it_is_nearly_certain(temperature, d
     logits = torch.zeros(10, 70, device=device)
     logits[:, 40] = 30.0
     labels = torch.full((10,), 40, device=device)
-    _, samples, *_ = mlm_loss_(logits, labels, labels > 0, labels, temperature, True)
+    _, samples, *_ = run(logits, labels, labels > 0, labels, temperature, True)
     assert (samples != 40).all()
     assert (samples < 70).all()
     assert len(samples.unique()) > 4
@@ -229,19 +256,27 @@ def test_nan_logits_give_a_valid_token(device):
     """The loss tells what went wrong, not a crash on an id that the table does not have."""
     logits = torch.full((4, 70), float("nan"), device=device)
     labels = torch.zeros(4, dtype=torch.long, device=device)
-    losses, samples, *_ = mlm_loss_(logits, labels, labels == 0, labels, 1.0, False)
+    losses, samples, *_ = run(logits, labels, labels == 0, labels, 1.0, False)
     assert losses.isnan().all()
     assert (samples < 70).all()
 
 
-@pytest.mark.parametrize(("keys", "number"), [((2350666, 5), 0), ((9500863, 6), 1)])
-def test_a_random_number_of_zero_chooses_no_impossible_word(keys, number, device, monkeypatch):
-    """The first number of a row chooses a group, the second a word of it."""
-    seed = torch.tensor([*keys, 0, 0], dtype=torch.int32, device=device)
-    assert reference_bits(2, seed)[number] < 2**9  # it is below the smallest step
-    monkeypatch.setattr(mlm_loss, "draw_seeds", lambda *_: seed[None])
+@pytest.mark.parametrize(
+    ("key", "purpose", "number"),
+    [
+        (38334407, Purpose.SAMPLE_GROUP, 0.0),
+        (38334406, Purpose.SAMPLE_TOKEN, 0.0),
+        (74078252, Purpose.SAMPLE_GROUP, 1 - 2**-24),
+        (74078253, Purpose.SAMPLE_TOKEN, 1 - 2**-24),
+    ],
+)
+def test_extreme_random_numbers_choose_a_possible_token(key, purpose, number, device):
+    """The first number of a slot chooses a group of tokens, the second a token of it."""
+    row_key = torch.tensor([key], device=device)
+    assert uniform(row_key, purpose, 1).item() == number
     logits = torch.zeros(1, 80, device=device)
     logits[:, :36], logits[:, 64:68] = NOTHING, NOTHING  # of each group the first words, or all
     labels = torch.tensor([50], device=device)
-    _, samples, *_ = mlm_loss_(logits.clone(), labels, labels > 0, labels, 1.0, False)
+    given = (labels, labels > 0, labels, row_key)
+    _, samples, *_ = mlm_loss_(logits.clone(), *given, 1.0, False)
     assert logits[0, samples].isfinite().all()

@@ -162,7 +162,8 @@ def uses_fused_head(generator: Generator) -> bool:
 
 def mlm_loss(
     generator: Generator, hidden: Tensor, labels: Tensor, is_masked: Tensor, other: Tensor,
-    temperature: float = 1.0, disallow_correct: bool = False, setting: Setting = "auto",
+    row_keys: Tensor, temperature: float = 1.0, disallow_correct: bool = False,
+    setting: Setting = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """`mlm_loss_` of a generator's logits from its hidden states (batch, slots, hidden)."""
     dense, norm = generator.dense, generator.norm
@@ -174,7 +175,7 @@ def mlm_loss(
     tier = plan_mlm_loss(width, temperature, disallow_correct, dtype, hidden.device, setting)
     flat = (t.flatten() for t in (labels, is_masked, other))
     outputs = MlmLoss.apply(
-        x, table.weight, copy[0], generator.bias, generator.absent, *flat, temperature,
+        x, table.weight, copy[0], generator.bias, generator.absent, *flat, row_keys, temperature,
         disallow_correct, tier == "cuda",
     )  # fmt: skip
     losses, samples, best, log_probs = (t.unflatten(0, labels.shape) for t in outputs)

@@ -2,8 +2,7 @@
 
 The row counts in the whole batch, so masks and samples do not depend on how a batch is split into
 micro-batches or over ranks, nor on where a run was interrupted. The hash is splitmix64 (Steele,
-Lea and Flood, 2014) in int64 arithmetic, which wraps around on all devices. The fused sampling
-kernels do not use these numbers, but torch's generator.
+Lea and Flood, 2014) in int64 arithmetic, which wraps around on all devices.
 """
 
 from enum import IntEnum

@@ -231,7 +231,7 @@ def _run_mlm(
         return type(objective).run_mlm(objective, network, inputs, batch, masked, sample=sample)
     c = objective.config
     hidden = network.states(inputs, batch.segments, batch.doc_ids, masked.positions)
-    slots = (masked.labels, masked.is_masked, masked.labels)
+    slots = (masked.labels, masked.is_masked, masked.labels, batch.row_keys)
     options = (c.temperature, c.disallow_correct, setting)
     losses, samples, best, _ = modules.mlm_loss(network, hidden, *slots, *options)
     correct = (best == masked.labels) & masked.is_masked
@@ -249,7 +249,13 @@ def _token_log_probs(
     from electra.kernels import modules
 
     losses, _, best_token, log_probs = modules.mlm_loss(
-        objective.mlm, hidden, batch.ids, batch.attention_mask, corrupted, setting=setting
+        objective.mlm,
+        hidden,
+        batch.ids,
+        batch.attention_mask,
+        corrupted,
+        batch.row_keys,
+        setting=setting,
     )
     best, input_log_prob = log_probs.unbind(-1)
     return TokenLogProbs(-losses, input_log_prob, best, best_token)

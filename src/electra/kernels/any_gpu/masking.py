@@ -20,7 +20,8 @@ NO_HALVES = tl.constexpr(2.0**23)
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 FACTOR_1, FACTOR_2 = tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
 MASK_POSITION, MASK_TOKEN = tl.constexpr(0), tl.constexpr(1)
-"""Constants of `electra.objectives.random`: its hash, and two of its purposes."""
+SAMPLE_GROUP, SAMPLE_TOKEN = tl.constexpr(4), tl.constexpr(5)
+"""Constants of `electra.objectives.random`: its hash, and four of its purposes."""
 SCATTER_TOKENS, SCATTER_SLOTS = 64, 32
 """A tile of `scatter_tokens`, for one warp: each thread compares its tokens with all slots."""
 
@@ -144,6 +145,16 @@ def uniform_at(row_key, PURPOSE: tl.constexpr, column):
     key = mix(row_key ^ PURPOSE)
     bits = mix(key + (column + 1).to(tl.uint64) * GOLDEN)
     return (bits >> 40).to(tl.int32).to(tl.float32) * 5.960464477539063e-08  # 2^-24
+
+
+@triton.jit
+def uniform_of_slot(row_keys, slot, slots, PURPOSE: tl.constexpr):
+    """The random number of a slot, counted through all rows, each of which has `slots`.
+
+    It is at most 1 - 2^-23, so that its product with a total is always below the total.
+    """
+    row_key = tl.load(row_keys + slot // slots).to(tl.uint64)
+    return tl.minimum(uniform_at(row_key, PURPOSE, slot % slots), 0.99999988079071044921875)
 
 
 def scatter_tokens(

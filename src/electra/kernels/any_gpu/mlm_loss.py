@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from electra.kernels.any_gpu.layernorm import tile
-from electra.kernels.any_gpu.random import draw_seeds, sample_categorical, uniform
+from electra.kernels.any_gpu.masking import SAMPLE_GROUP, SAMPLE_TOKEN, uniform_of_slot
+from electra.kernels.any_gpu.random import sample_categorical
 from electra.kernels.any_gpu.reduce import weight_grad
 from electra.kernels.cuda.fused_linear_cross_entropy import (
     TileSchedule,
@@ -39,25 +40,28 @@ class MlmLoss(torch.autograd.Function):
 
     hidden (slots, width); table (vocab, width) and its copy in the precision of `hidden`; bias and
     absent (vocab,), the latter True for ids that no token has; labels, is_masked and other
-    (slots,). `cuda` selects the kernels that do not write logits. Only the losses have a gradient.
+    (slots,); row_keys (rows,), of rows that have equally many slots. `cuda` selects the kernels
+    that do not write logits. Only the losses have a gradient.
     """
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, table: Tensor, copy: Tensor, bias: Tensor, absent: Tensor,
-        labels: Tensor, is_masked: Tensor, other: Tensor, temperature: float,
+        labels: Tensor, is_masked: Tensor, other: Tensor, row_keys: Tensor, temperature: float,
         disallow_correct: bool, cuda: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         saved: tuple[Tensor, ...]
         if cuda:
             outputs, saved = cross_entropy_forward(
-                hidden, copy, bias, absent, labels, is_masked, other
+                hidden, copy, bias, absent, labels, is_masked, other, row_keys
             )
         else:
             # A token without probability has no gradient: the backward pass needs no mask.
             bias = bias.to(hidden.dtype, copy=True).masked_fill_(absent, float("-inf"))
             logits = torch.addmm(bias, hidden, copy.t())
-            outputs = mlm_loss_(logits, labels, is_masked, other, temperature, disallow_correct)
+            outputs = mlm_loss_(
+                logits, labels, is_masked, other, row_keys, temperature, disallow_correct
+            )
             saved = (logits,)
         ctx.cuda = cuda
         ctx.save_for_backward(hidden, copy, *saved)
@@ -78,7 +82,7 @@ class MlmLoss(torch.autograd.Function):
         # logits would take longer than the GEMM.
         vocab, width = copy.shape
         both = weight_grad(dlogits.t(), wider)[:vocab]
-        return grad_hidden, both[:, :width], None, both[:, width], *[None] * 7
+        return grad_hidden, both[:, :width], None, both[:, width], *[None] * 8
 
 
 def scale_grads(
@@ -123,33 +127,34 @@ def scale_grads_kernel(
 
 
 def mlm_loss_(
-    logits: Tensor, labels: Tensor, is_masked: Tensor, other: Tensor, temperature: float,
-    disallow_correct: bool,
+    logits: Tensor, labels: Tensor, is_masked: Tensor, other: Tensor, row_keys: Tensor,
+    temperature: float, disallow_correct: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """For each row: the loss, 0 if not masked; a sample; the best guess; and the log-probabilities
-    of the best guess and of `other` (rows, 2). Overwrites `logits` with their gradient."""
+    of the best guess and of `other` (rows, 2). Overwrites `logits` with their gradient.
+
+    A row of `logits` is a slot of a row of the batch, whose key determines the sample.
+    """
     rows, vocab = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     samples, best = torch.empty_like(labels), torch.empty_like(labels)
     log_probs = torch.empty(rows, 2, dtype=torch.float32, device=logits.device)
-    (seed,) = draw_seeds(1, logits.device)
-    tensors = (logits, labels, is_masked, other, losses, samples, best, log_probs, seed)
+    tensors = (logits, labels, is_masked, other, row_keys, losses, samples, best, log_probs)
     same = temperature == 1 and not disallow_correct
     inv_temperature = LOG2E.value / temperature
     times = triton.next_power_of_2(triton.cdiv(vocab, GROUP))
     mlm_loss_kernel[(rows,)](
-        *tensors, vocab, inv_temperature, same, disallow_correct, GROUP // RUN, RUN, times,
-        num_warps=WARPS,
+        *tensors, rows // len(row_keys), vocab, inv_temperature, same, disallow_correct,
+        GROUP // RUN, RUN, times, num_warps=WARPS,
     )  # fmt: skip
     return losses, samples, best, log_probs
 
 
 @triton.jit
 def mlm_loss_kernel(
-    logits, labels, is_masked, other, losses, samples, best, log_probs, seed, vocab: tl.constexpr,
-    inv_temperature, same: tl.constexpr, exclude: tl.constexpr, LANES: tl.constexpr,
-    RUN: tl.constexpr,
-    TIMES: tl.constexpr,
+    logits, labels, is_masked, other, row_keys, losses, samples, best, log_probs, slots,
+    vocab: tl.constexpr, inv_temperature, same: tl.constexpr, exclude: tl.constexpr,
+    LANES: tl.constexpr, RUN: tl.constexpr, TIMES: tl.constexpr,
 ):  # fmt: skip
     """`same`: samples have the distribution of the loss.
 
@@ -195,15 +200,17 @@ def mlm_loss_kernel(
     guess = tl.min(tl.where(found == high, best_tokens, vocab), 0)
     there = tl.load(here + true).to(tl.float32)
     beside = tl.load(here + tl.load(other + row)).to(tl.float32)
-    # First a lane by its mass, then a token of that lane: so the 23 bits of a random number reach
+    # First a lane by its mass, then a token of that lane: so the 24 bits of a random number reach
     # rarer tokens.
-    chosen = sample_categorical(mass, uniform(2 * row, seed)) * RUN
+    number = uniform_of_slot(row_keys, row, slots, SAMPLE_GROUP)
+    chosen = sample_categorical(mass, number) * RUN
     turn = tl.arange(0, TIMES * RUN)
     spot = chosen + turn // RUN * (LANES * RUN) + turn % RUN
     few = tl.load(here + spot, spot < vocab, -float("inf")).to(tl.float32)
     few = allowed(few, spot, true, exclude)
     exp_scores = tl.exp2((few - tl.max(few, 0)) * inv_temperature)
-    turn = sample_categorical(exp_scores, uniform(2 * row + 1, seed))
+    number = uniform_of_slot(row_keys, row, slots, SAMPLE_TOKEN)
+    turn = sample_categorical(exp_scores, number)
     tl.store(samples + row, chosen + turn // RUN * (LANES * RUN) + turn % RUN)
     # Not a product: an unused slot may hold a token without probability.
     level = tl.log(total)  # above `high`, in whose scale nothing is lost

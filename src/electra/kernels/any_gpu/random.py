@@ -71,15 +71,6 @@ def seed_keys(seed):
 
 
 @triton.jit
-def random_bits(index, seed):
-    """32 bits for each index, the upper ones better than the lower ones; `seed` points to a row of
-    `draw_seeds`. With one key alone, seeds would give one sequence at different offsets."""
-    low, high = seed_keys(seed)
-    x = ((index.to(tl.uint32) * GOLDEN + low) ^ high) * FIRST
-    return (x ^ (x >> 15)) * SECOND
-
-
-@triton.jit
 def fold(x, y):
     """Upper half ^ lower half of the product.
 
@@ -234,7 +225,7 @@ def score_grads(probs, dp, neg_delta, bits, drop: tl.constexpr):
 
 @triton.jit
 def sample_categorical(weights, number):
-    """Sample an index in proportion to `weights`; `number` is from `uniform`.
+    """Sample an index in proportion to `weights`; `number` is at most 1 - 2^-23.
 
     Returns 0 where all weights are zero or NaN. The parallel sum may round a step of the cdf below
     the one before it, so steps without weight are excluded.
@@ -243,12 +234,6 @@ def sample_categorical(weights, number):
     cdf = tl.where(weights > 0, tl.cumsum(weights, 0), 0.0)
     above = cdf > tl.max(cdf, 0) * number
     return tl.min(tl.where(above, tl.arange(0, COUNT), COUNT), 0) % COUNT
-
-
-@triton.jit
-def uniform(index, seed):
-    """A number in [0, 1 - 2^-23], so that its product with a total is always below the total."""
-    return (random_bits(index, seed) >> 9).to(tl.float32) * 1.1920928955078125e-07
 
 
 def keep_mask(shape: tuple[int, int], seed: Tensor, p: float) -> Tensor:
@@ -270,13 +255,6 @@ def keep_factors(rows: int, pair: Tensor, upper: Tensor, seed: Tensor, p: float)
     words = _fold(down[:, None], _keys(pair, pair_key))
     bits = torch.where(upper, words >> 16, words & 0xFFFF)
     return ~_drops(bits, drop_count(p)) * rescale(p)
-
-
-def reference_bits(count: int, seed: Tensor) -> Tensor:
-    """Reference implementation of `random_bits` for the first indices."""
-    low, high = reference_keys(seed)
-    index = torch.arange(count, device=seed.device)
-    return _scramble(((index * GOLDEN.value + low) & WORD) ^ high)
 
 
 def reference_keys(seed: Tensor) -> tuple[int, int]:

@@ -19,7 +19,8 @@ constexpr int SMEM_BIAS = SMEM_DLOGITS + WARPGROUPS * 2 * BOX_BYTES;
 constexpr int SMEM_BARRIERS = SMEM_BIAS + STAGES * BIAS_BYTES;
 static_assert(SMEM_BARRIERS + 128 == 231552,
               "fused_linear_cross_entropy.py launches with as many bytes");
-constexpr float LOG2E = 1.4426950408889634f, UNUSED_LSE = 1e30f;
+constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f, UNUSED_LSE = 1e30f;
+constexpr u64 SAMPLE_GROUP = 4;  // of electra.objectives.random.Purpose
 
 // What both kernels share: the range of tiles of this thread block. Tiles of a position tile follow
 // each other, token tiles fastest.
@@ -120,12 +121,32 @@ DEVICE void gemm(float (&z)[64], u64 x_desc, u64 table_desc) {
     wgmma_commit();
 }
 
-// Each of the four threads of a position writes {max_logit, sum_exp, max_tile, sampled_tile} of the
-// tokens it has seen: the highest logit, the sum of exp(logit - max_logit), the tile of the
-// maximum, and a tile sampled by its sum. All logits, and `bias`, are in base 2.
+// The random bits of a masked position: those of `uniform` in electra.objectives.random.
+DEVICE u64 splitmix(u64 x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+DEVICE u32 position_bits(u64 row_key, u32 slot) {
+    u64 key = splitmix(row_key ^ SAMPLE_GROUP);
+    return splitmix(key + (slot + 1) * 0x9E3779B97F4A7C15ull) >> 32;
+}
+// An exponentially distributed number, -log(1 - u). Near zero, where rare tiles win, 1 - u would
+// lose most of its bits: there two terms of the series are exact enough.
+DEVICE float exponential(u32 bits) {
+    float u = fmaf(__uint2float_rn(bits), 0x1p-32f, 0x1p-33f);
+    return u < 0x1p-8f ? fmaf(u, 0.5f * u, u) : -LN2 * log2_approx(1.0f - u);
+}
+
+// Each of the four threads of a position writes {max_logit, sum_exp, best_race, tiles} of the
+// tokens it has seen: the highest logit, the sum of exp(logit - max_logit), and two tiles, that of
+// the maximum and a sampled one. The sampled tile has the highest ratio of its sum to an
+// exponentially distributed number, `best_race`; so a tile is chosen in proportion to its sum, and
+// the result doesn't depend on which thread block sees which tiles. A position's random numbers
+// come from the key of its row of the batch. All logits, and `bias`, are in base 2.
 KERNEL cross_entropy_stats(
-    MAP x, MAP table, const float* bias, const int* seed, float* stats, int positions, int tiles_n,
-    int splits)
+    MAP x, MAP table, const float* bias, const long long* row_keys, float* stats, int positions,
+    int slots, int tiles_n, int splits)
 {
     extern __shared__ __align__(1024) unsigned char smem[];
     TileRange tiles(smem, positions, tiles_n);
@@ -140,26 +161,27 @@ KERNEL cross_entropy_stats(
     int lane = thread % 32, frag_col = lane % 4 * 2, n = 0;
     int frag_row = warpgroup * 64 + thread / 32 % 4 * 16 + lane / 4;  // the first of two rows
     u64 x_desc = smem_desc(tiles.base + warpgroup * 2 * BOX_BYTES, 16);
-    u32 position_seed = mix_bits(seed[0]), tile_seed = mix_bits(seed[1]);
     if (warpgroup == WARPGROUPS - 1) pingpong_arrive(warpgroup);
     int tile_m = tiles.first_tile / tiles_n, tile_n = tiles.first_tile % tiles_n;
     int remaining = tiles.end_tile - tiles.first_tile;
     for (int x_phase = 0; remaining > 0; x_phase++, tile_m++, tile_n = 0) {
         int position = tile_m * TILE_M + frag_row, tile_end = min(tiles_n, tile_n + remaining);
         remaining -= tile_end - tile_n;
-        float max_logit[2] = {-1e30f, -1e30f}, sum_exp[2] = {};
+        float max_logit[2] = {-1e30f, -1e30f}, sum_exp[2] = {}, best_race[2] = {};
         int max_tile[2] = {tile_n, tile_n}, sampled_tile[2] = {tile_n, tile_n};
         u32 position_keys[2];
 #pragma unroll
-        for (int h = 0; h < 2; h++)
-            position_keys[h] = rng_key((position + 8 * h) * 4 + lane % 4, position_seed);
+        for (int h = 0; h < 2; h++) {
+            int p = min(position + 8 * h, positions - 1);
+            position_keys[h] = rng_key(lane % 4, position_bits(row_keys[p / slots], p % slots));
+        }
         mbarrier_wait(tiles.x_full, x_phase & 1);
         for (; tile_n < tile_end; tile_n++, n++) {
             float z[64], partial_max[4], partial_sum[4] = {};
             tiles.wait_table(n);
             pingpong_wait(warpgroup);
             gemm(z, x_desc, smem_desc(tiles.table_addr(n), 16));
-            u32 bias_ptr = tiles.bias_addr(n) + frag_col * 4, tile_key = rng_key(tile_n, tile_seed);
+            u32 bias_ptr = tiles.bias_addr(n) + frag_col * 4, tile_key = rng_key(tile_n, 0);
             wgmma_wait<1>();
             pingpong_arrive(warpgroup);
             wgmma_wait<0>();
@@ -186,10 +208,12 @@ KERNEL cross_entropy_stats(
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 float tile_sum = partial_sum[2 * h] + partial_sum[2 * h + 1];
-                sum_exp[h] = sum_exp[h] * exp2_approx(previous_max[h] - max_logit[h]) + tile_sum;
-                // Reservoir sampling: take this tile with its share of the sum so far.
-                float random = __uint2float_rz(mix_bits(rng_bits(position_keys[h], tile_key)));
-                if (random * sum_exp[h] < tile_sum * 4294967296.0f) sampled_tile[h] = tile_n;
+                float rescale = exp2_approx(previous_max[h] - max_logit[h]);
+                sum_exp[h] = sum_exp[h] * rescale + tile_sum;
+                u32 bits = mix_bits(rng_bits(position_keys[h], tile_key));
+                float race = __fdividef(tile_sum, exponential(bits));
+                best_race[h] *= rescale;
+                if (race > best_race[h]) best_race[h] = race, sampled_tile[h] = tile_n;
             }
         }
         tiles.release(tiles.x_empty);
@@ -198,7 +222,8 @@ KERNEL cross_entropy_stats(
             if (position + 8 * h < positions)
                 ((float4*)stats)[((position + 8 * h) * splits + tiles.split(tile_m)) * 4
                                  + lane % 4] =
-                    make_float4(max_logit[h], sum_exp[h], max_tile[h], sampled_tile[h]);
+                    make_float4(max_logit[h], sum_exp[h], best_race[h],
+                                __int_as_float(max_tile[h] << 16 | sampled_tile[h]));
     }
 }
 

@@ -5,10 +5,13 @@ and other kernels read. Here CUDA C++ kernels compute them where they are needed
 backward pass, as attention does with its scores. The backward pass writes their gradient, an
 operand of the token table's gradient.
 
-In the forward pass a thread sees some tokens of a slot, tile by tile, and keeps four numbers: the
-highest logit and its tile, the sum of the exp scores, and a tile that it has sampled by them. A
-Triton kernel then samples a thread by its sum and computes the logits of that thread's tokens in
-the sampled tile again, one of which is the slot's sample.
+In the forward pass a thread sees some tokens of a slot, tile by tile. It keeps the highest logit
+and its tile, the sum of the exp scores, and a tile sampled by an exponential race: each tile's sum
+is divided by an exponentially distributed number, and the highest ratio wins, with a probability
+in proportion to the sum. A Triton kernel then takes the thread with the highest ratio and computes
+the logits of that thread's tokens in the sampled tile again, one of which is the slot's sample. The
+random numbers are a function of the slot, the tile and the thread's tokens, so it does not matter
+which thread block sees which tiles.
 """
 
 from typing import NamedTuple
@@ -18,7 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.any_gpu.random import draw_seeds, sample_categorical, uniform
+from electra.kernels.any_gpu.masking import SAMPLE_TOKEN, uniform_of_slot
+from electra.kernels.any_gpu.random import sample_categorical
 from electra.kernels.any_gpu.reduce import num_programs
 from electra.kernels.cuda.runtime import is_supported, launch, tensor_map
 
@@ -72,22 +76,21 @@ def supports(
 
 def cross_entropy_forward(
     hidden: Tensor, table: Tensor, bias: Tensor, absent: Tensor, labels: Tensor, is_masked: Tensor,
-    other: Tensor,
+    other: Tensor, row_keys: Tensor,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]:  # fmt: skip
     """The results of `mlm_loss_`, and what `cross_entropy_dlogits` needs besides `hidden` and
     `table`."""
     slots, vocab = len(hidden), len(table)
     schedule = TileSchedule.even(slots, vocab, hidden.device)
     offset = pad_bias(bias, absent)
-    seeds = draw_seeds(2, hidden.device)
     stats = torch.empty(slots, schedule.parts, LANES.value, 4, device=hidden.device)
     launch(
         "fused_linear_cross_entropy.cross_entropy_stats", schedule.programs, SHARED,
-        tensor_map(hidden), tensor_map(table), offset, seeds[0], stats, slots, schedule.across,
-        schedule.parts, warpgroups=WARPGROUPS,
+        tensor_map(hidden), tensor_map(table), offset, row_keys, stats, slots,
+        slots // len(row_keys), schedule.across, schedule.parts, warpgroups=WARPGROUPS,
     )  # fmt: skip
     losses, samples, best, log_probs, level = finalize(
-        stats, schedule, hidden, table, offset, labels, is_masked, other, seeds[1]
+        stats, schedule, hidden, table, offset, labels, is_masked, other, row_keys
     )
     return (losses, samples, best, log_probs), (offset, level, losses, labels.long())
 
@@ -129,7 +132,7 @@ def pad_bias_kernel(bias, absent, out, vocab, padded, BLOCK: tl.constexpr):
 
 def finalize(
     stats: Tensor, schedule: TileSchedule, hidden: Tensor, table: Tensor, offset: Tensor,
-    labels: Tensor, is_masked: Tensor, other: Tensor, seed: Tensor,
+    labels: Tensor, is_masked: Tensor, other: Tensor, row_keys: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """From the statistics of the threads (slots, parts, lanes, 4): the results of `mlm_loss_`, and
     the log-sum-exp in units of log 2, infinite where a slot is not masked."""
@@ -137,11 +140,11 @@ def finalize(
     losses, level = torch.empty(2, slots, device=hidden.device)
     samples, best = torch.empty_like(labels), torch.empty_like(labels)
     log_probs = torch.empty(slots, 2, device=hidden.device)
-    read = (stats, hidden, table, offset, labels, is_masked, other, seed)
+    read = (stats, hidden, table, offset, labels, is_masked, other, row_keys)
     parts, lanes = stats.shape[1:3]
     finalize_kernel[(slots,)](
-        *read, losses, samples, best, log_probs, level, vocab, parts, *schedule, hidden.shape[1],
-        triton.next_power_of_2(parts * lanes), num_warps=2,
+        *read, losses, samples, best, log_probs, level, slots // len(row_keys), vocab, parts,
+        *schedule, hidden.shape[1], triton.next_power_of_2(parts * lanes), num_warps=2,
     )  # fmt: skip
     return losses, samples, best, log_probs, level
 
@@ -156,9 +159,9 @@ def count_partials(slot, programs, across, units):
 
 @triton.jit
 def finalize_kernel(
-    stats, hidden, table, offset, labels, is_masked, other, seed, losses, samples, best,
-    log_probs, level,
-    vocab, parts, programs, across, units, width: tl.constexpr, ENTRIES: tl.constexpr,
+    stats, hidden, table, offset, labels, is_masked, other, row_keys, losses, samples, best,
+    log_probs, level, slots, vocab, parts, programs, across, units, width: tl.constexpr,
+    ENTRIES: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(0)
     entry = tl.arange(0, ENTRIES)
@@ -166,17 +169,19 @@ def finalize_kernel(
     at = stats + (slot * parts * LANES + entry) * 4
     top = tl.load(at, here, -1e30)
     total = tl.load(at + 1, here, 0.0)
-    place = tl.load(at + 2, here, 0.0)
-    chosen = tl.load(at + 3, here, 0.0)
+    race = tl.load(at + 2, here, -1.0)
+    tiles = tl.load(at + 3, here, 0.0).to(tl.int32, bitcast=True)
     x = tl.load(hidden + slot * width + tl.arange(0, width)).to(tl.float32)
     counts = tl.load(is_masked + slot)
 
-    # A thread's tokens of a tile, sampled by its sum, and those with the highest logit
+    # The tokens of the thread and tile that win the race, and those with the highest logit
     high = tl.max(top, 0)
     mass = total * tl.exp2(top - high)
-    sampled_tokens = tile_tokens(chosen, entry, sample_categorical(mass, uniform(2 * slot, seed)))
+    race *= tl.exp2(top - high)
+    winner = tl.min(tl.where(race == tl.max(race, 0), entry, ENTRIES), 0) % ENTRIES
+    sampled_tokens = tile_tokens(tiles & 0xFFFF, entry, winner)
     lead = tl.min(tl.where(top == high, entry, ENTRIES), 0) % ENTRIES
-    best_tokens = tile_tokens(place, entry, lead)
+    best_tokens = tile_tokens(tiles >> 16, entry, lead)
     exp_scores = token_logits(sampled_tokens, x, table, offset, vocab, width)
     # Often both are the same, and loaded once
     apart = tl.min(sampled_tokens, 0) != tl.min(best_tokens, 0)
@@ -187,7 +192,7 @@ def finalize_kernel(
     store_token(
         samples + slot,
         sampled_tokens,
-        sample_categorical(exp_scores, uniform(2 * slot + 1, seed)),
+        sample_categorical(exp_scores, uniform_of_slot(row_keys, slot, slots, SAMPLE_TOKEN)),
         vocab,
     )
     turn = tl.arange(0, found.shape[0])
@@ -212,7 +217,7 @@ def finalize_kernel(
 def tile_tokens(tile_ids, entry, which):
     """What the thread of an entry has of a tile, the one that `tile_ids` has there."""
     turn = tl.arange(0, BLOCK_N // LANES)
-    first = tl.sum(tl.where(entry == which, tile_ids, 0.0), 0).to(tl.int32) * BLOCK_N
+    first = tl.sum(tl.where(entry == which, tile_ids, 0), 0) * BLOCK_N
     return first + turn // 2 * (2 * LANES) + which % LANES * 2 + turn % 2
 
 
