@@ -48,7 +48,7 @@ def hopper(device):
 @pytest.fixture(params=[torch.float32, torch.float16, torch.bfloat16])
 def dtype(request, device):
     """Each precision in which kernels that multiply run here."""
-    from electra.kernels.hopper.gemm_layernorm import supports
+    from electra.kernels.hopper.gemm import supports
 
     if not supports(64, 256, request.param, device):
         pytest.skip("not in this precision on this GPU")
@@ -191,9 +191,9 @@ def text(device) -> Callable[..., Batch]:
 @pytest.fixture
 def agreed(monkeypatch):
     """Plain code and kernels put the same samples: `agreed(masked, 60)`."""
-    from electra.kernels.any_gpu import mlm_loss
+    from electra.kernels.any_gpu import mlm
 
-    mlm_loss_, forward = mlm_loss.mlm_loss_, mlm_loss.cross_entropy_forward
+    mlm_loss_, forward = mlm.mlm_loss_, mlm.cross_entropy_forward
 
     def force(masked, words: int) -> None:
         torch.manual_seed(4)
@@ -208,8 +208,8 @@ def agreed(monkeypatch):
             found, kept = forward(*given)
             return agree(*found), kept
 
-        monkeypatch.setattr(mlm_loss, "mlm_loss_", lambda *given: agree(*mlm_loss_(*given)))
-        monkeypatch.setattr(mlm_loss, "cross_entropy_forward", by_tiles)
+        monkeypatch.setattr(mlm, "mlm_loss_", lambda *given: agree(*mlm_loss_(*given)))
+        monkeypatch.setattr(mlm, "cross_entropy_forward", by_tiles)
         for module in (mlm_output, electric):
             monkeypatch.setattr(module, "sample_tokens", lambda *_: samples)
 

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.errors import UserError
 from electra.kernels import modules
-from electra.kernels.any_gpu import heads, mlm_loss
+from electra.kernels.any_gpu import embedding, mlm, rtd
 from electra.kernels.modules import encoder_forward
 from electra.models.encoder import Encoder
 from electra.objectives.kinds import KINDS
@@ -93,7 +93,7 @@ def test_half_precision_where_the_encoders_do_not_fit(kind, make, text, agreed, 
         assert a.dtype == b.dtype == torch.bfloat16
         return a.float() @ b.float()  # the CPU has no matmul with another output type
 
-    for module in (heads, mlm_loss):
+    for module in (embedding, mlm, rtd):
         monkeypatch.setattr(module, "weight_grad", weight_grad)
     sizes = {"hidden": 48, "embedding": 48}  # on the CPU a projection would give bf16
     objective = make(kind, model=sizes, generator={"width": 1.0}).train()

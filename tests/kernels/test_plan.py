@@ -10,10 +10,9 @@ from electra.kernels.cuda import (
     attention,
     fused_encoder,
     fused_linear_cross_entropy,
-    gemm_epilogue,
-    gemm_layernorm,
+    gemm,
 )
-from electra.kernels.hopper import gemm_layernorm as hopper
+from electra.kernels.hopper import gemm as hopper
 from electra.kernels.plan import EncoderShape, Plan
 
 plan_encoder = planning.plan_encoder.__wrapped__  # without the cache
@@ -23,7 +22,7 @@ GPU = torch.device("cuda", 0)
 SMALL = EncoderShape(128, 128, 256, 1024, 4, 0.1, 0.1, torch.bfloat16, GPU)
 GENERATOR = SMALL._replace(hidden=64, inner=256, heads=1)
 BASE = SMALL._replace(hidden=768, inner=3072, heads=12, length=512)
-CUDA_MODULES = (attention, fused_encoder, fused_linear_cross_entropy, gemm_epilogue, gemm_layernorm)
+CUDA_MODULES = (attention, fused_encoder, fused_linear_cross_entropy, gemm)
 
 
 @pytest.fixture

@@ -16,17 +16,14 @@ import torch
 from torch import Tensor
 
 from electra.kernels.any_gpu import attention as any_attention
-from electra.kernels.any_gpu import gelu as any_gemm
-from electra.kernels.any_gpu import layernorm as any_layernorm
-from electra.kernels.any_gpu.gelu import empty_gelu_grad
+from electra.kernels.any_gpu import gemm as any_gemm
+from electra.kernels.any_gpu.gemm import add_layernorm_backward, empty_gelu_grad
 from electra.kernels.any_gpu.random import draw_seeds
 from electra.kernels.any_gpu.reduce import reduce_partials, weight_grad
 from electra.kernels.cuda import attention as cuda_attention
 from electra.kernels.cuda import fused_encoder
-from electra.kernels.cuda import gemm_epilogue as cuda_gemm
-from electra.kernels.cuda import gemm_layernorm as cuda_layernorm
-from electra.kernels.hopper import gemm_gelu as hopper_gemm
-from electra.kernels.hopper import gemm_layernorm as hopper_layernorm
+from electra.kernels.cuda import gemm as cuda_gemm
+from electra.kernels.hopper import gemm as hopper_gemm
 from electra.kernels.layer_params import (
     NUM_CAST,
     PARAM_NAMES,
@@ -39,11 +36,6 @@ from electra.kernels.plan import Plan, Tier
 
 ATTENTION: dict[Tier, ModuleType] = {"any_gpu": any_attention, "cuda": cuda_attention}
 GEMM: dict[Tier, ModuleType] = {"any_gpu": any_gemm, "hopper": hopper_gemm, "cuda": cuda_gemm}
-LAYERNORM: dict[Tier, ModuleType] = {
-    "any_gpu": any_layernorm,
-    "hopper": hopper_layernorm,
-    "cuda": cuda_layernorm,
-}
 
 
 class StackConfig(NamedTuple):
@@ -200,7 +192,7 @@ def forward_layer(
 ) -> SavedForBackward:  # fmt: skip
     """One layer: from `inputs.x` and its QKV to the rest of `inputs`, `out` and the next QKV."""
     plan, dropout = config.plan, config.dropout
-    gemm, layernorm = GEMM[plan.gemm], LAYERNORM[plan.gemm_layernorm]
+    gemm, layernorm = GEMM[plan.gemm], GEMM[plan.gemm_layernorm]
     x, context, y, gelu_out = inputs
     lse = ATTENTION[plan.attention].attention_forward(
         qkv, doc_ids, config.heads, seeds[0], config.attention_dropout, context
@@ -231,7 +223,7 @@ def backward_layer(
     output comes through `next_qkv`, that of the input through `grads.grad_qkv`.
     """
     plan, dropout = config.plan, config.dropout
-    gemm, layernorm = GEMM[plan.gemm], LAYERNORM[plan.gemm_layernorm]
+    gemm, layernorm = GEMM[plan.gemm], GEMM[plan.gemm_layernorm]
     norm2 = (saved.x_hat2, saved.rstd2, p.norm2_weight)
     rest = (seeds[2], dropout, grads.grad_down_proj)
     if next_qkv:
@@ -239,7 +231,7 @@ def backward_layer(
             next_qkv.qkv, next_qkv.weight, grad, *norm2, partials.norms[n, 1], *rest
         )
     else:
-        grad = any_layernorm.add_layernorm_backward(grad, *norm2, partials.last_norm, *rest)
+        grad = add_layernorm_backward(grad, *norm2, partials.last_norm, *rest)
     gemm.gemm_gelu_backward(
         grads.grad_down_proj, p.w_down, saved.gelu_grad, partials.gelu[n], grads.grad_up_proj
     )
@@ -272,8 +264,8 @@ class PartialSums:
         if plan.encoder == "fused":
             norms = gelu = qkv = fused_encoder.num_partials(rows)
         else:
-            norms = LAYERNORM[plan.gemm_layernorm].num_partials(tokens, hidden, device)
-            gelu = GEMM[plan.gemm].num_partials(tokens, inner, device)
+            norms = GEMM[plan.gemm_layernorm].layernorm_partials(tokens, hidden, device)
+            gelu = GEMM[plan.gemm].gelu_partials(tokens, inner, device)
             qkv = ATTENTION[plan.attention].num_partials(rows, length)
         self.norms = empty(len(layers), 2, norms, 3, hidden)
         self.gelu = empty(len(layers), gelu, inner)
@@ -282,7 +274,7 @@ class PartialSums:
         """Of the norm after which no QKV projection comes: it has a kernel without a GEMM."""
         self.apart = plan.encoder == "layers" and plan.gemm_layernorm == "cuda"
         if self.apart:
-            self.last_norm = empty(any_layernorm.num_partials(tokens, hidden, device), 3, hidden)
+            self.last_norm = empty(any_gemm.layernorm_partials(tokens, hidden, device), 3, hidden)
 
     def param_grads(self, weight_grads: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """The gradients of all parameters in the order of `PARAM_NAMES`, layer by layer."""

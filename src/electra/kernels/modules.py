@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from electra.errors import UserError
-from electra.kernels.any_gpu.embedding import Embedding
-from electra.kernels.any_gpu.heads import Linear, MlmHead, RtdHead
-from electra.kernels.any_gpu.mlm_loss import MlmLoss
+from electra.kernels.any_gpu.embedding import Embedding, Linear
+from electra.kernels.any_gpu.mlm import MlmHead, MlmLoss
+from electra.kernels.any_gpu.rtd import RtdHead
 from electra.kernels.encoder_stack import EncoderStack, StackConfig
 from electra.kernels.exact import (
     discriminator_head_mismatch,

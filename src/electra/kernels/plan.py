@@ -7,9 +7,9 @@ import torch
 
 from electra.kernels.any_gpu import attention as any_attention
 from electra.kernels.cuda import attention as cuda_attention
-from electra.kernels.cuda import fused_encoder, fused_linear_cross_entropy, gemm_epilogue
-from electra.kernels.cuda import gemm_layernorm as cuda_gemm_layernorm
-from electra.kernels.hopper import gemm_layernorm as hopper_gemm_layernorm
+from electra.kernels.cuda import fused_encoder, fused_linear_cross_entropy
+from electra.kernels.cuda import gemm as cuda_gemm
+from electra.kernels.hopper import gemm as hopper_gemm
 
 Tier = Literal["any_gpu", "hopper", "cuda"]
 """Triton for every GPU, Triton for narrow models on Hopper GPUs, CUDA C++ for exact sizes."""
@@ -80,12 +80,12 @@ def plan_encoder(s: EncoderShape, setting: Setting = "auto") -> Plan:
     if cuda and cuda_attention.supports(s.length, head_dim, s.attention_dropout, s.dtype, s.device):
         attention = "cuda"
     gemm: Tier = "any_gpu"
-    if hopper_gemm_layernorm.supports(*sizes, s.dtype, s.device):
+    if hopper_gemm.supports(*sizes, s.dtype, s.device):
         gemm = "hopper"
     gemm_layernorm = gemm
-    if cuda and gemm_epilogue.supports(*sizes, s.dtype, s.device):
+    if cuda and cuda_gemm.supports(*sizes, s.dtype, s.device):
         gemm = "cuda"
-    if cuda and cuda_gemm_layernorm.supports(*sizes, s.dropout, s.dtype, s.device):
+    if cuda and cuda_gemm.supports_layernorm(*sizes, s.dropout, s.dtype, s.device):
         gemm_layernorm = "cuda"
     return Plan("fused" if fused else "layers", attention, gemm, gemm_layernorm, batch_weight_grads)
 

@@ -277,7 +277,7 @@ def _detection_loss(
     mlm: MlmOutput,
 ) -> tuple[Tensor, Tensor]:
     """The fused form of `ReplacedTokenDetection.detection_loss`."""
-    from electra.kernels.any_gpu.rtd_loss import RtdLoss
+    from electra.kernels.any_gpu.rtd import RtdLoss
 
     slots = (mlm.correct, mlm.samples, masked.labels, masked.is_masked)
     return RtdLoss.apply(

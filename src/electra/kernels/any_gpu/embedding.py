@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.any_gpu.layernorm import layernorm_backward_rows, layernorm_rows, tile
+from electra.kernels.any_gpu.gemm import layernorm_backward_rows, layernorm_rows
 from electra.kernels.any_gpu.random import (
     column_keys,
     draw_seeds,
@@ -20,7 +20,7 @@ from electra.kernels.any_gpu.random import (
     rescale,
     seed_keys,
 )
-from electra.kernels.any_gpu.reduce import num_programs
+from electra.kernels.any_gpu.reduce import num_programs, sum_rows, tile, weight_grad
 
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 2048, 1024
 """Elements of a tile."""
@@ -68,6 +68,24 @@ class Embedding(torch.autograd.Function):
         )  # fmt: skip
         tables = [part.view(size) for part, size in zip(grad_tables, ctx.sizes, strict=True)]
         return None, None, *tables, None, None, None
+
+
+class Linear(torch.autograd.Function):
+    """x @ weight.t() + bias in the precision of x; its gradients are in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        cast_weight = weight.to(x.dtype)
+        ctx.save_for_backward(x, cast_weight)
+        return torch.addmm(bias.to(x.dtype), x, cast_weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        x, cast_weight = ctx.saved_tensors
+        grad = grads[0].contiguous()  # the gradient of a sum is expanded
+        # Two launches for the bias: a matmul with ones has as many and has to write the ones; as
+        # one more column of the weight's gradient it would take a copy of x.
+        return grad @ cast_weight, weight_grad(grad.t(), x), sum_rows(grad)
 
 
 @triton.jit

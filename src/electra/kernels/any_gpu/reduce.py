@@ -9,7 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK_M, BLOCK_N = 256, 16
-"""Partial sums and columns of a tile, all loaded at once."""
+"""Partial sums and columns of a tile of `reduce_partials`, all loaded at once."""
+SUM_ELEMENTS = 8192
+"""Elements of a tile of `sum_rows`: in bf16 eight loads of 16 bytes per thread at once."""
 
 
 def num_programs(num_tiles: int, device: torch.device, per_sm: float) -> int:
@@ -18,6 +20,12 @@ def num_programs(num_tiles: int, device: torch.device, per_sm: float) -> int:
         return min(num_tiles, 2)
     sms = torch.cuda.get_device_properties(device).multi_processor_count
     return max(1, min(num_tiles, int(per_sm * sms)))
+
+
+def tile(width: int, elements: int) -> tuple[int, int]:
+    """Columns and rows of a tile: a whole row, rounded up to a power of two."""
+    block = triton.next_power_of_2(width)
+    return block, max(1, elements // block)
 
 
 @functools.cache
@@ -69,6 +77,31 @@ def reduce_partials_kernel(
         here = (row < count)[:, None] & (col < width)[None, :]
         total += tl.load(partials + row[:, None] * width + col[None, :], here, 0.0)
     tl.store(out + tl.program_id(1) * width + col, tl.sum(total, 0), col < width)
+
+
+def sum_rows(x: Tensor) -> Tensor:
+    """x.sum(0) in fp32."""
+    rows, width = x.shape
+    block_n, block_m = tile(width, SUM_ELEMENTS)
+    parts = num_programs(triton.cdiv(rows, block_m), x.device, 2)
+    partials = torch.empty(parts, width, device=x.device)
+    sum_rows_kernel[(parts,)](x, partials, rows, width, block_m, block_n, num_warps=4)
+    return reduce_partials(partials, 0)
+
+
+@triton.jit
+def sum_rows_kernel(
+    x, partials, rows, width: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr
+):
+    col = tl.arange(0, BLOCK)
+    # The width is a constexpr: comparisons that hold for all columns are optimised away.
+    inside = (col < width) | (width == BLOCK)
+    total = tl.zeros((BLOCK_M, BLOCK), tl.float32)
+    for first in range(tl.program_id(0) * BLOCK_M, rows, tl.num_programs(0) * BLOCK_M):
+        row = first + tl.arange(0, BLOCK_M)
+        here = (row < rows)[:, None] & inside[None, :]
+        total += tl.load(x + row[:, None] * width + col[None, :], here, 0.0).to(tl.float32)
+    tl.store(partials + tl.program_id(0) * width + col, column_sums(total), inside)
 
 
 @triton.jit

@@ -22,7 +22,7 @@ SOURCES = (
     "attention", "fused_encoder_backward", "fused_encoder_forward", "fused_linear_cross_entropy",
     "gemm_epilogue", "gemm_layernorm",
 )  # fmt: skip
-HEADERS = ("hopper", "gelu", "dropout", "attention")
+HEADERS = ("hopper", "layer")
 """The `*.cu` files of this folder, and the `*.cuh` files that precede each of them."""
 OPTIONS = ("--gpu-architecture=sm_90a", "-std=c++17", "--device-as-default-execution-space")
 HOPPER = (9, 0)

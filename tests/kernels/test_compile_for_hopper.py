@@ -38,7 +38,7 @@ MAX_SPILLED = 256
 def test_every_kernel_compiles_for_hopper(tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("hopper.py"))],
+        [sys.executable, str(Path(__file__).with_name("compile_for_hopper.py"))],
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,

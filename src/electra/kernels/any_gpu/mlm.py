@@ -1,4 +1,4 @@
-"""Loss, sample, best guess and gradient of a masked language model from two passes over its logits.
+"""The generator's head, and from two passes over its logits loss, sample, best guess and gradient.
 
 The GEMM writes the logits once. A program reads a row of them, reads it again while it is still in
 L2, and overwrites it with the gradient of the cross-entropy.
@@ -13,10 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.any_gpu.layernorm import tile
+from electra.kernels.any_gpu.gemm import (
+    NORM_BACKWARD_ELEMENTS,
+    NORM_ELEMENTS,
+    gelu_at,
+    layernorm_backward_rows,
+    layernorm_partials,
+    layernorm_rows,
+)
 from electra.kernels.any_gpu.masking import SAMPLE_GROUP, SAMPLE_TOKEN, uniform_of_slot
 from electra.kernels.any_gpu.random import sample_categorical
-from electra.kernels.any_gpu.reduce import weight_grad
+from electra.kernels.any_gpu.reduce import reduce_partials, sum_row_groups, tile, weight_grad
 from electra.kernels.cuda.fused_linear_cross_entropy import (
     TileSchedule,
     count_partials,
@@ -33,6 +40,106 @@ COLUMNS = 8
 SCALE_ELEMENTS = 2048
 """Elements of a tile of `scale_grads`."""
 LOG2E = tl.constexpr(1.4426950408889634)
+
+
+class MlmHead(torch.autograd.Function):
+    """LayerNorm(gelu(x @ weight.t() + bias)), the generator's head before the token table.
+
+    The GELU is computed again in the backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, dense: Tensor, bias: Tensor, weight: Tensor, shift: Tensor, eps: float
+    ) -> Tensor:
+        cast_weight = dense.to(x.dtype)
+        pre_gelu = x @ cast_weight.t()
+        rows, width = pre_gelu.shape
+        out = torch.empty_like(pre_gelu)
+        block_n, block_m = tile(width, NORM_ELEMENTS)
+        tensors = (pre_gelu, bias, weight, shift, out)
+        mlm_head_kernel[(triton.cdiv(rows, block_m),)](
+            *tensors, rows, width, eps, block_m, block_n, num_warps=4
+        )
+        ctx.save_for_backward(x, cast_weight, pre_gelu, bias, weight)
+        ctx.eps = eps
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, cast_weight, pre_gelu, bias, weight = ctx.saved_tensors
+        grad = grads[0].contiguous()  # the gradient of a sum is expanded
+        rows, width = pre_gelu.shape
+        grad_pre_gelu = torch.empty_like(pre_gelu)
+        partials = torch.empty(layernorm_partials(rows, width, x.device), 3, width, device=x.device)
+        block_n, block_m = tile(width, NORM_BACKWARD_ELEMENTS)
+        row_groups = max(1, 256 // block_n)  # a warp reads 256 numbers at once
+        tensors = (grad, pre_gelu, bias, weight, grad_pre_gelu, partials)
+        mlm_head_backward_kernel[(len(partials),)](
+            *tensors,
+            rows,
+            width,
+            ctx.eps,
+            row_groups,
+            block_m,
+            block_n,
+            num_warps=max(1, block_n // NORM_BACKWARD_ELEMENTS),
+        )
+        grad_weight, grad_shift, grad_bias = reduce_partials(partials, 0)
+        grad_dense = weight_grad(grad_pre_gelu.t(), x)
+        return grad_pre_gelu @ cast_weight, grad_dense, grad_bias, grad_weight, grad_shift, None
+
+
+@triton.jit
+def mlm_head_kernel(
+    pre_gelu, bias, weight, shift, out, rows, width: tl.constexpr, eps,
+    BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    col = tl.arange(0, BLOCK)
+    # The width is a constexpr: comparisons that hold for all columns are optimised away.
+    inside = (col < width) | (width == BLOCK)
+    here = (row < rows)[:, None] & inside[None, :]
+    at = row[:, None] * width + col[None, :]
+    z = tl.load(pre_gelu + at, here, 0.0).to(tl.float32)
+    z += tl.load(bias + col, inside, 0.0)[None, :]
+    gain = tl.load(weight + col, inside, 0.0)[None, :]
+    shift_row = tl.load(shift + col, inside, 0.0)[None, :]
+    gelu_out, _ = gelu_at(z)
+    n, _ = layernorm_rows(gelu_out, inside[None, :], width, eps)
+    tl.store(out + at, n * gain + shift_row, here)
+
+
+@triton.jit
+def mlm_head_backward_kernel(
+    grad, pre_gelu, bias, weight, grad_pre_gelu, partials, rows, width: tl.constexpr, eps,
+    ROW_GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sums are kept per row group: the rows of a tile that different threads hold."""
+    col = tl.arange(0, BLOCK)
+    inside = (col < width) | (width == BLOCK)
+    offset = tl.load(bias + col, inside, 0.0)[None, :]
+    gain = tl.load(weight + col, inside, 0.0)[None, :]
+    grad_weight = tl.zeros((ROW_GROUPS, BLOCK), tl.float32)
+    grad_shift = tl.zeros((ROW_GROUPS, BLOCK), tl.float32)
+    grad_bias = tl.zeros((ROW_GROUPS, BLOCK), tl.float32)
+    for first in range(tl.program_id(0) * BLOCK_M, rows, tl.num_programs(0) * BLOCK_M):
+        row = first + tl.arange(0, BLOCK_M)
+        here = (row < rows)[:, None] & inside[None, :]
+        at = row[:, None] * width + col[None, :]
+        z = tl.load(pre_gelu + at, here, 0.0).to(tl.float32) + offset
+        g = tl.load(grad + at, here, 0.0).to(tl.float32)  # loaded before z is used
+        gelu_out, gelu_grad = gelu_at(z)
+        n, inv_std = layernorm_rows(gelu_out, inside[None, :], width, eps)
+        grad_weight += sum_row_groups(g * n, ROW_GROUPS)
+        grad_shift += sum_row_groups(g, ROW_GROUPS)
+        g = layernorm_backward_rows(g * gain, n, inv_std, width) * gelu_grad
+        tl.store(grad_pre_gelu + at, g, here)
+        grad_bias += sum_row_groups(g, ROW_GROUPS)
+    to = partials + tl.program_id(0) * 3 * width + col
+    tl.store(to, tl.sum(grad_weight, 0), inside)
+    tl.store(to + width, tl.sum(grad_shift, 0), inside)
+    tl.store(to + 2 * width, tl.sum(grad_bias, 0), inside)
 
 
 class MlmLoss(torch.autograd.Function):

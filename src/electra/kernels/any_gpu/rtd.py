@@ -1,4 +1,4 @@
-"""The detection loss, its gradient, and the sums behind the metrics, in one pass."""
+"""The discriminator's head; the detection loss, its gradient, and the sums behind the metrics."""
 
 from typing import Any
 
@@ -7,12 +7,119 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from electra.kernels.any_gpu.reduce import num_programs
+from electra.kernels.any_gpu.gemm import gelu_at
+from electra.kernels.any_gpu.reduce import (
+    column_sums,
+    num_programs,
+    reduce_partials,
+    tile,
+    weight_grad,
+)
 
 BLOCK = 256
 """Tokens that one warp reads at once."""
 NUM_SUMS, LOSS_INDEX = 10, 5
 """The number of sums, and the index of the loss among them."""
+RTD_ELEMENTS = 4096
+"""Elements of a tile of the head."""
+
+
+class RtdHead(torch.autograd.Function):
+    """gelu(x @ dense.t() + bias) . weight + shift in fp32: the discriminator's head.
+
+    The GELU is computed again in the backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, dense: Tensor, bias: Tensor, weight: Tensor, shift: Tensor
+    ) -> Tensor:
+        cast_weight = dense.to(x.dtype)
+        pre_gelu = x @ cast_weight.t()
+        rows, width = pre_gelu.shape
+        out = torch.empty(rows, device=x.device)
+        block_n, block_m = tile(width, RTD_ELEMENTS)
+        tensors = (pre_gelu, bias, weight, shift, out)
+        rtd_head_kernel[(triton.cdiv(rows, block_m),)](
+            *tensors, rows, width, block_m, block_n, num_warps=4
+        )
+        ctx.save_for_backward(x, cast_weight, pre_gelu, bias, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        x, cast_weight, pre_gelu, bias, weight = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        rows, width = pre_gelu.shape
+        grad_pre_gelu = torch.empty_like(pre_gelu)
+        block_n, block_m = tile(width, RTD_ELEMENTS)
+        parts = num_programs(triton.cdiv(rows, block_m), x.device, 2)
+        partials = torch.empty(parts, 3, width, device=x.device)
+        tensors = (grad, pre_gelu, bias, weight, grad_pre_gelu, partials)
+        rtd_head_backward_kernel[(len(partials),)](
+            *tensors, rows, width, block_m, block_n, num_warps=4
+        )
+        grad_weight, grad_bias, grad_shift = reduce_partials(partials, 0)
+        grad_dense = weight_grad(grad_pre_gelu.t(), x)
+        return (
+            grad_pre_gelu @ cast_weight,
+            grad_dense,
+            grad_bias,
+            grad_weight.view_as(weight),
+            grad_shift[:1],
+        )
+
+
+@triton.jit
+def rtd_head_kernel(
+    pre_gelu, bias, weight, shift, out, rows, width, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    col = tl.arange(0, BLOCK)
+    here = (row < rows)[:, None] & (col < width)[None, :]
+    z = tl.load(pre_gelu + row[:, None] * width + col[None, :], here, 0.0).to(tl.float32)
+    z += tl.load(bias + col, col < width, 0.0)[None, :]
+    gelu_out, _ = gelu_at(z)
+    gelu_out *= tl.load(weight + col, col < width, 0.0)[None, :]
+    tl.store(out + row, tl.sum(gelu_out, 1) + tl.load(shift), row < rows)
+
+
+@triton.jit
+def rtd_head_backward_kernel(
+    grad,
+    pre_gelu,
+    bias,
+    weight,
+    grad_pre_gelu,
+    partials,
+    rows,
+    width,
+    BLOCK_M: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    col = tl.arange(0, BLOCK)
+    offset = tl.load(bias + col, col < width, 0.0)[None, :]
+    gain = tl.load(weight + col, col < width, 0.0)[None, :]
+    grad_weight = tl.zeros((BLOCK_M, BLOCK), tl.float32)
+    grad_bias = tl.zeros((BLOCK_M, BLOCK), tl.float32)
+    grad_shift = tl.zeros((BLOCK_M, 1), tl.float32)
+    for first in range(tl.program_id(0) * BLOCK_M, rows, tl.num_programs(0) * BLOCK_M):
+        row = first + tl.arange(0, BLOCK_M)
+        here = (row < rows)[:, None] & (col < width)[None, :]
+        at = row[:, None] * width + col[None, :]
+        g = tl.load(grad + row, row < rows, 0.0)[:, None]
+        z = tl.load(pre_gelu + at, here, 0.0).to(tl.float32) + offset
+        gelu_out, derivative = gelu_at(z)
+        grad_weight += g * gelu_out
+        grad_shift += g
+        g = g * gain * derivative
+        tl.store(grad_pre_gelu + at, g, here)
+        grad_bias += g
+    to = partials + tl.program_id(0) * 3 * width + col
+    tl.store(to, column_sums(grad_weight), col < width)
+    tl.store(to + width, column_sums(grad_bias), col < width)
+    # A scalar, as the first element of a vector
+    tl.store(to + 2 * width, tl.where(col == 0, tl.sum(grad_shift), 0.0), col < width)
 
 
 class RtdLoss(torch.autograd.Function):

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.kernels.any_gpu import attention as triton_attention
-from electra.kernels.any_gpu.gelu import empty_gelu_grad
+from electra.kernels.any_gpu.gemm import empty_gelu_grad
 from electra.kernels.any_gpu.random import draw_seeds
-from electra.kernels.cuda import attention, gemm_epilogue, gemm_layernorm
+from electra.kernels.cuda import attention, gemm
 from electra.kernels.encoder_stack import EncoderStack, StackConfig
-from electra.kernels.hopper import gemm_layernorm as triton_gemm_layernorm
+from electra.kernels.hopper import gemm as triton_gemm
 from electra.kernels.layer_params import NUM_CAST, PARAM_NAMES
 from electra.kernels.plan import EncoderShape, plan_encoder
 from electra.kernels.shadow_weights import ShadowWeights
@@ -74,7 +74,7 @@ def test_gemm_bias_gelu_and_its_backward(rows, hopper, draw):
     padded = len(empty_gelu_grad(out))
     memory = torch.full((padded + 64, 1024), 7, dtype=torch.uint8, device=hopper)
     gelu_grad = memory[:-64]
-    gemm_epilogue.gemm_bias_gelu(x, weight, bias, out, gelu_grad)
+    gemm.gemm_bias_gelu(x, weight, bias, out, gelu_grad)
     assert relative_error(out, expected.detach()) < 3e-3
     assert (out - expected).abs().max() < 0.03
     stored = row_major(gelu_grad)[:rows].float()
@@ -85,10 +85,10 @@ def test_gemm_bias_gelu_and_its_backward(rows, hopper, draw):
     assert (memory[-64:] == 7).all()
 
     grad, weight = draw(rows, 256), draw(256, 1024, scale=0.05)
-    count = gemm_epilogue.num_partials(rows, 1024, hopper)
+    count = gemm.gelu_partials(rows, 1024, hopper)
     partials = torch.full((count, 1024), torch.nan, device=hopper)
     grad_inner, behind = guarded(rows, 1024, hopper)
-    gemm_epilogue.gemm_gelu_backward(grad, weight, gelu_grad, partials, grad_inner)
+    gemm.gemm_gelu_backward(grad, weight, gelu_grad, partials, grad_inner)
     expected = grad.float() @ weight.float() * ((stored - 27) / 200)
     assert relative_error(grad_inner, expected) < 3e-3
     assert relative_error(partials.sum(0), expected.sum(0)) < 5e-3
@@ -100,7 +100,7 @@ def test_gemm_bias_gelu_and_its_backward(rows, hopper, draw):
 def test_gemm_bias(rows, hopper, draw):
     x, weight, bias = draw(rows, 256), draw(768, 256, scale=0.06), draw(768)
     out, behind = guarded(rows, 768, hopper)
-    gemm_epilogue.gemm_bias(x, weight, bias, out)
+    gemm.gemm_bias(x, weight, bias, out)
     assert relative_error(out, x.float() @ weight.float().t() + bias.float()) < 3e-3
     assert (behind == 7).all()
 
@@ -109,7 +109,7 @@ def test_gemm_bias(rows, hopper, draw):
 @pytest.mark.parametrize("rows", ROWS)
 def test_gemm_grad_input(rows, hopper, draw):
     weight, grad = draw(256, 512, scale=0.06), draw(rows, 256)
-    found = gemm_epilogue.gemm_grad_input(grad, weight)
+    found = gemm.gemm_grad_input(grad, weight)
     assert relative_error(found, grad.float() @ weight.float()) < 3e-3
 
 
@@ -123,7 +123,7 @@ def test_gemm_layernorm(rows, depth, p, hopper, draw):
     bias, gamma, beta = (draw(256).float() for _ in range(3))
     (seed,) = draw_seeds(1, hopper)
     found = []
-    for module in (gemm_layernorm, triton_gemm_layernorm):
+    for module in (gemm, triton_gemm):
         out, behind = guarded(rows, 256, hopper)
         norm = (gamma, beta, 1e-12)
         saved = module.gemm_layernorm(x, weight, bias, residual, norm, seed, p, out)
@@ -156,7 +156,7 @@ def test_gemm_layernorm_backward(rows, depth, p, hopper, draw):
     gamma = draw(256).float() * 1.01
     (seed,) = draw_seeds(1, hopper)
     found = []
-    for module in (gemm_layernorm, triton_gemm_layernorm):
+    for module in (gemm, triton_gemm):
         given = (x, weight, grad.clone(), x_hat, rstd, gamma)
         run = functools.partial(module.gemm_layernorm_backward, *given)
         found.append(layernorm_grads(module, run, rows, seed, p))
@@ -261,7 +261,7 @@ def test_a_launch_sees_what_the_previous_one_wrote(hopper, draw):
         rows = [x, *torch.full((50, *x.shape), torch.nan, dtype=x.dtype, device=hopper)]
         torch.cuda.synchronize()
         for before, after in pairwise(rows):
-            gemm_epilogue.gemm_bias(before, weight, bias, after)
+            gemm.gemm_bias(before, weight, bias, after)
             between()
         return rows[-1]
 
@@ -274,10 +274,10 @@ def test_a_launch_sees_what_the_previous_one_wrote(hopper, draw):
 def test_a_cuda_graph_captures_launches(hopper, draw):
     x, weight, bias = draw(130, 256), draw(768, 256, scale=0.06), draw(768)
     expected, out = (x.new_zeros(130, 768) for _ in range(2))
-    gemm_epilogue.gemm_bias(x, weight, bias, expected)
+    gemm.gemm_bias(x, weight, bias, expected)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        gemm_epilogue.gemm_bias(x, weight, bias, out)
+        gemm.gemm_bias(x, weight, bias, out)
     assert not out.any()
     graph.replay()
     assert torch.equal(out, expected)

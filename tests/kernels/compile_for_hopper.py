@@ -1,11 +1,11 @@
 """Compile every Triton kernel of networks and losses for a Hopper GPU, without having one.
 
-    python tests/kernels/hopper.py
+    python tests/kernels/compile_for_hopper.py
 
 prints, for each kernel, its name, its bytes of shared memory, and the fields of `MachineCode`.
 
-test_hopper.py runs it in a process of its own, because Triton must not interpret here. Launches
-compile and do nothing else; the tensors of a step are on the CPU, full of zeros.
+test_compile_for_hopper.py runs it in a process of its own, because Triton must not interpret here.
+Launches compile and do nothing else; the tensors of a step are on the CPU, full of zeros.
 """
 
 import re
@@ -23,7 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from electra.device import autocast
 from electra.kernels import encoder_stack
-from electra.kernels.any_gpu import heads, mlm_loss
+from electra.kernels.any_gpu import embedding, mlm, rtd
 from electra.kernels.cuda import fused_linear_cross_entropy as cross_entropy
 from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
@@ -146,7 +146,7 @@ def run_cross_entropy(positions: int) -> None:
     given = (hidden, table, bias, labels, labels > 0, labels, labels[:1])
     cross_entropy.finalize(stats, schedule, *given)
     partials = torch.zeros(schedule.parts, positions, 128)
-    mlm_loss.scale_grads(partials, schedule, hidden, torch.zeros(()).expand(positions))
+    mlm.scale_grads(partials, schedule, hidden, torch.zeros(()).expand(positions))
 
 
 def main() -> None:
@@ -154,7 +154,7 @@ def main() -> None:
     JITFunction.run = compile_only
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         setattr(owner, name, zeroed(getattr(owner, name)))
-    for module in (encoder_stack, heads, mlm_loss):
+    for module in (encoder_stack, embedding, mlm, rtd):
         module.weight_grad = cpu_weight_grad
     small, base = {"hidden": 256, "heads": 4, "embedding": 128}, {"hidden": 768, "heads": 12}
     run_step(small, 0.25, 128, training=True)

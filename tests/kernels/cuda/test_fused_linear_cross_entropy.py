@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels.any_gpu.mlm_loss import MlmLoss, scale_grads
+from electra.kernels.any_gpu.mlm import MlmLoss, scale_grads
 from electra.kernels.cuda.fused_linear_cross_entropy import (
     TileSchedule,
     cross_entropy_dlogits,

@@ -1,11 +1,12 @@
-"""The detection loss, its gradient, and the sums of a step."""
+"""The discriminator's head; the detection loss, its gradient, and the sums of a step."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from electra.kernels.any_gpu.rtd_loss import BLOCK, LOSS_INDEX, RtdLoss, rtd_loss_kernel
+from electra.kernels.any_gpu.rtd import BLOCK, LOSS_INDEX, RtdHead, RtdLoss, rtd_loss_kernel
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
 from electra.objectives.mlm_output import MlmOutput
@@ -156,3 +157,32 @@ def test_tensors_that_are_cut_from_wider_ones(given, near):
     tokens, slots = [t[:, 3:20] for t in made[:4]], [t[:, :7] for t in made[5:]]
     tokens[0] = tokens[0].detach()
     compare([*tokens, made[4], *slots], near)
+
+
+HEAD = ("x", "dense", "bias", "weight", "shift")
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 48), (37, 96), (150, 64)])
+def test_rtd_head(rows, width, normal, near):
+    leaves = (
+        *(normal(rows, width), normal(width, width), normal(width)),
+        *(normal(1, width), normal(1)),
+    )
+    x, dense, bias, weight, shift = leaves
+    wanted = F.linear(F.gelu(F.linear(x, dense, bias)), weight, shift).squeeze(-1)
+    found = RtdHead.apply(*leaves)
+    near(found, wanted)
+    grad = normal(rows).detach()
+    grads = (torch.autograd.grad(out, leaves, grad) for out in (found, wanted))
+    for name, a, b in zip(HEAD, *grads, strict=True):
+        near(a, b, name)
+
+
+def test_rtd_head_with_an_expanded_gradient(normal, near):
+    leaves = normal(9, 48), normal(48, 48), normal(48), normal(1, 48), normal(1)
+    found = torch.autograd.grad(RtdHead.apply(*leaves).sum(), leaves)  # expanded, not stored
+    wanted = torch.autograd.grad(
+        (RtdHead.apply(*leaves) * torch.ones_like(leaves[0][:, 0])).sum(), leaves
+    )
+    for name, a, b in zip(HEAD, found, wanted, strict=True):
+        near(a, b, name)
