@@ -7,8 +7,15 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from electra.config import override
+from electra.hub.folders import export
 from electra.objectives.batch import Batch
-from electra.train.diagnostics import accuracy_floor, fixed_corruption, mean_cosine, run_diagnostics
+from electra.train.diagnostics import (
+    accuracy_floor,
+    fixed_corruption,
+    local_attention,
+    mean_cosine,
+    run_diagnostics,
+)
 from electra.train.validation import validate
 
 MASKABLE = torch.arange(40) > 4
@@ -118,6 +125,35 @@ def test_scores_and_states_are_those_of_the_networks(micro_batch, tiny, make_ste
     assert metrics["generator_state_cosine"] == pytest.approx(
         mean_cosine(states, batch).mean().item(), abs=1e-5
     )
+
+
+def test_local_attention_is_that_of_transformers_probabilities(tiny, make_step, tmp_path):
+    from transformers import ElectraForPreTraining
+
+    step, batches = make_step(override(tiny, ["model.init_std=0.2", "model.layers=2"]))
+    network, batch = step.objective.discriminator.eval(), step.objective.unpack(batches[0])
+    assert not batch.attention_mask.all()
+    export(network, tmp_path, 0)
+    peer = ElectraForPreTraining.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    with torch.no_grad():
+        layers = peer(
+            input_ids=batch.ids,
+            token_type_ids=batch.segments,
+            attention_mask=batch.attention_mask.long(),
+            output_attentions=True,
+        ).attentions
+        found = local_attention(network.encoder, batch)
+    shares = [
+        layer[row, head, i, max(0, i - 1) : i + 2].sum()
+        for layer in layers
+        for row, length in enumerate(batch.attention_mask.sum(1))
+        for head in range(layer.shape[1])
+        for i in range(length)
+    ]
+    assert found.item() == pytest.approx(torch.stack(shares).mean().item(), abs=1e-6)
+    even = 3 / batch.attention_mask.sum(1).float().mean().item()
+    assert abs(found.item() - even) > 1e-3  # not what even attention would give
+    assert not any(module._forward_pre_hooks for module in network.modules())
 
 
 def test_networks_that_predict_no_tokens_have_no_floor(tiny, make_step):

@@ -363,6 +363,8 @@ def test_the_documented_metrics_are_written(tiny, with_train, tmp_path, console)
         "accuracy_above_floor",
         "generator_state_cosine",
         "discriminator_state_cosine",
+        "generator_local_attention",
+        "discriminator_local_attention",
     }
     speed = {"tokens_per_second", "peak_share", "learning_rate", "gradient_norm", "seconds"}
     train, held_out = metrics_of(tmp_path / "run"), metrics_of(tmp_path / "run", "held_out")

@@ -175,6 +175,7 @@ def test_the_metrics_are_sensible(ran):
             "model accuracy, masked positions",
             "accuracy above copying and frequency",
             "mean cosine of token states, model",
+            "attention to neighbours, model",
         }
 
 

@@ -32,7 +32,7 @@ def test_the_picture_and_the_page(finished, tmp_path):
     assert base64.b64decode(image) == picture.read_bytes()
     assert not re.findall(r'(?:src|href)="(?!data:)', text)  # nothing beside it
     held_out = [line for line in read_metrics(finished) if line["kind"] == "held_out"][-1]
-    assert len(metrics_present(held_out)) == 13  # nine of the paper, four diagnostics
+    assert len(metrics_present(held_out)) == 15  # nine of the paper, six diagnostics
     for key, label in metrics_present(held_out):
         assert f"<td>{label}</td>" in text
         assert f"<b>{format_metric(key, held_out[key])}</b>" in text

@@ -1,22 +1,25 @@
 """Cheap measurements that show the opening plateau, and that compare runs.
 
-On the plateau a generator copies visible tokens and guesses the most frequent one elsewhere, and
-the states of all tokens are nearly parallel. The corruption of `fixed_corruption` depends on the
-text alone, so `fixed_auc` compares discriminators of different runs and generators.
+On the plateau a generator copies visible tokens and guesses the most frequent one elsewhere, the
+states of all tokens are nearly parallel, and attention is spread evenly over the row. The
+corruption of `fixed_corruption` depends on the text alone, so `fixed_auc` compares discriminators
+of different runs and generators.
 """
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from electra.device import autocast
 from electra.models.electra import Discriminator, Generator
-from electra.models.encoder import Encoder
+from electra.models.encoder import Attention, Encoder
 from electra.objectives.batch import Batch
 from electra.objectives.objective import Objective
 
 ROWS = 128
 """Held-out rows that the diagnostics read."""
+ATTENTION_ROWS = 16
+"""Held-out rows of which the attention probabilities are computed."""
 REPLACED_SHARE = 0.15
 """Share of the tokens that `fixed_corruption` replaces."""
 
@@ -37,7 +40,8 @@ def accuracy_floor(objective: Objective, label_counts: Tensor) -> float | None:
 def run_diagnostics(
     objective: Objective, rows: Tensor, micro_batch: int, dtype: torch.dtype
 ) -> tuple[dict[str, float], tuple[Tensor, Tensor] | None]:
-    """Return the state cosine of each network, and scores and labels of the fixed corruption."""
+    """Return the state cosine and the local attention of each network, and scores and labels of the
+    fixed corruption."""
     device, rows = objective.maskable.device, rows[:ROWS]
     networks = {
         name: network
@@ -63,6 +67,11 @@ def run_diagnostics(
                 states = network.encoder(ids, batch.segments, batch.doc_ids)
             cosines[name].append(mean_cosine(states.float(), batch))
     metrics = {f"{name}_state_cosine": torch.cat(c).mean().item() for name, c in cosines.items()}
+    if len(rows):
+        batch = objective.unpack(rows[:ATTENTION_ROWS].to(device))
+        with autocast(device, dtype):
+            for name, network in networks.items():
+                metrics[f"{name}_local_attention"] = local_attention(network.encoder, batch).item()
     if not detections:
         return metrics, None
     scores, replaced = map(torch.cat, zip(*detections, strict=True))
@@ -75,6 +84,35 @@ def mean_cosine(states: Tensor, batch: Batch) -> Tensor:
     n = batch.attention_mask.sum(1)
     pairs = (n * (n - 1)).clamp_min(1)
     return (units.sum(1).square().sum(-1) - n) / pairs  # |sum|^2 is n + all pairs, twice
+
+
+def local_attention(encoder: Encoder, batch: Batch) -> Tensor:
+    """Return the share of the attention that goes to the token itself and its two neighbours.
+
+    The mean over tokens, heads and layers. The plain modules run: fused ones keep no probabilities.
+    """
+    shares: list[Tensor] = []
+    real = batch.attention_mask[:, None]  # (batch, 1, length)
+
+    def measure(_: nn.Module, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None]) -> None:
+        q, k, _v, mask = inputs
+        scores = (q.float() @ k.float().mT) * q.shape[-1] ** -0.5  # (batch, heads, length, length)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        near = scores.softmax(-1).triu(-1).tril(1).sum(-1)
+        shares.append((near * real).sum() / (real.sum() * q.shape[1]))
+
+    hooks = [
+        module.register_forward_pre_hook(measure)
+        for module in encoder.modules()
+        if isinstance(module, Attention)
+    ]
+    try:
+        type(encoder).forward(encoder, batch.ids, batch.segments, batch.doc_ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.stack(shares).mean()
 
 
 def fixed_corruption(rows: Tensor, maskable: Tensor) -> Tensor:

@@ -44,6 +44,8 @@ PANELS: tuple[Panel, ...] = (
             ("held_out", "accuracy_above_floor", "accuracy above floor"),
             ("held_out", "generator_state_cosine", "state cosine, generator"),
             ("held_out", "discriminator_state_cosine", "state cosine, discriminator"),
+            ("held_out", "generator_local_attention", "local attention, generator"),
+            ("held_out", "discriminator_local_attention", "local attention, discriminator"),
         ),
     ),
     ("Learning rate", (("train", "learning_rate", ""),)),
