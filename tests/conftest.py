@@ -1,4 +1,4 @@
-"""Fixtures for every room: a small made-up language, a tokenizer, shards, and a tiny recipe."""
+"""Fixtures for every package: a small made-up language, a tokenizer, shards, and a tiny recipe."""
 
 import contextlib
 import os

@@ -66,22 +66,22 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
     yield from walk(ast.parse(path.read_text(encoding="utf-8")), True)
 
 
-def room(path: Path) -> str:
+def package(path: Path) -> str:
     """config.py -> config, train/loop.py -> train."""
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-ROOMS = {room(path) for path in FILES} - {"__init__", "__main__"}
+PACKAGES = {package(path) for path in FILES} - {"__init__", "__main__"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_each_room_knows_only_those_to_its_left(path):
-    here = room(path)
+    here = package(path)
     if here in ("api", "cli", "__init__", "__main__"):  # may know all of them
         return
     for module, _ in imports(path):
         parts = module.split(".")
-        if parts[0] == "electra" and len(parts) > 1 and parts[1] in ROOMS:
+        if parts[0] == "electra" and len(parts) > 1 and parts[1] in PACKAGES:
             assert parts[1] == here or parts[1] in ALLOWED[here], f"{path}: {module}"
 
 
@@ -95,7 +95,7 @@ def test_optional_libraries_are_imported_where_they_are_needed(path):
 @pytest.mark.parametrize("name", ["text", "tasks", "config", "errors", "files", "jsonl", "cli"])
 def test_the_light_rooms_do_without_torch(name):
     for path in FILES:
-        if room(path) == name:
+        if package(path) == name:
             for module, at_once in imports(path):
                 if module.split(".")[0] == "torch":
                     assert name == "cli", f"{path}: {module}"
@@ -103,7 +103,9 @@ def test_the_light_rooms_do_without_torch(name):
 
 
 def test_the_rooms_are_all_judged():
-    assert ROOMS - {"api", "cli"} <= ALLOWED.keys(), "say in ALLOWED what the new room may import"
+    assert PACKAGES - {"api", "cli"} <= ALLOWED.keys(), (
+        "say in ALLOWED what the new package may import"
+    )
 
 
 def test_the_command_line_is_light():

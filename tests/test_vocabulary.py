@@ -18,6 +18,7 @@ FILES = sorted(
     for path in (
         *(p for p in (ROOT / "src").rglob("*") if p.suffix in SUFFIXES),
         *(ROOT / "docs").rglob("*.md"),
+        *(p for p in (ROOT / "tests").rglob("*.py") if p != Path(__file__)),
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
     )

@@ -56,7 +56,7 @@ def batch():
 
 @pytest.fixture
 def ask():
-    """One pass: the exercise, the outcome, and the sums by name."""
+    """One pass: the masked batch, the output, and the sums by name."""
 
     def asked(objective, batch, seed=3):
         torch.manual_seed(seed)

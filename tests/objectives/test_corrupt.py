@@ -254,8 +254,8 @@ def test_only_entries_with_weight_are_sampled_if_the_cdf_is_not_monotonic(monkey
     """As on a GPU, where a sum may be below the one before it by a rounding."""
     weights = torch.tensor([0.5, 0.0, 0.5, 0.0, 0.0])
     little = 2**-20
-    ladder = torch.tensor([0.5, 0.5 - little, 1.0, 1.0 - 8 * little, 1.0 + 8 * little])
-    monkeypatch.setattr(torch.Tensor, "cumsum", lambda *_: ladder)
+    cdf = torch.tensor([0.5, 0.5 - little, 1.0, 1.0 - 8 * little, 1.0 + 8 * little])
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda *_: cdf)
     for height in (0.0, 0.5 - little / 2, 1 - 4 * little, 1 - 2**-24):
         assert weights[corrupt.sample_categorical(weights, torch.tensor(height))] > 0
 

@@ -73,7 +73,7 @@ def test_every_word_is_predicted_once(tokenizer_and_vocab, length):
         for word, label in zip(offsets[labels >= 0, 0], labels[labels >= 0], strict=True):
             predicted[index].append((int(word), LABELS[label]))
     assert predicted == [list(enumerate(example.tags)) for example in examples]
-    # perfect predictions decode to the original tags
+    # perfect predictions decode to the given tags
     perfect = [np.maximum(labels, 0) for labels in features.labels]
     assert decode_tags(features, examples, perfect, LABELS) == [list(e.tags) for e in examples]
 

@@ -216,7 +216,7 @@ def test_copies_of_matrices_are_as_their_parameters(build_run):
             (p, p.bf16_shadow) for p in run.objective.parameters() if hasattr(p, "bf16_shadow")
         ]
         assert pairs
-        return all(torch.equal(p.bfloat16(), twin) for p, twin in pairs)
+        return all(torch.equal(p.bfloat16(), shadow) for p, shadow in pairs)
 
     run.graphed_step(rows, 1e-3)
     assert as_parameters()
