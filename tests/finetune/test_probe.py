@@ -4,6 +4,7 @@ import json
 import math
 import random
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,12 +14,13 @@ from rich.console import Console
 from electra.api import load
 from electra.errors import UserError
 from electra.finetune import probe as probe_module
-from electra.finetune.probe import PhenomenonAccuracy, probe, score_rows
+from electra.finetune.probe import PhenomenonAccuracy, probe, probe_baselines, score_rows
 from electra.hub.electric import mark_electric
 from electra.hub.folders import export, load_discriminator, load_generator
 from electra.models.electra import GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
-from electra.tasks.blimp import Pair
+from electra.tasks.blimp import Pair, load_blimp
+from electra.text.shards import Shards
 from electra.text.tokenizer import load_tokenizer, load_vocabulary, save_tokenizer
 
 CPU = torch.device("cpu")
@@ -229,3 +231,47 @@ def test_overall_accuracy_is_over_pairs(electra, both, blimp, monkeypatch):
     whole = json.loads(out.splitlines()[-1])
     assert (whole["phenomenon"], whole["pairs"]) == ("all", 30)
     assert whole["accuracy"] == pytest.approx((20 + 4) / 30)
+
+
+def test_baselines_against_counting(electra, both, blimp, data_folder, tokenizer_folder):
+    """Every training row counted token by token, and each pair decided by hand."""
+    shards = Shards.open(data_folder)
+    tokenizer = load_tokenizer(tokenizer_folder)
+    counts = Counter()
+    for row in shards.gather("train", np.arange(shards.rows("train"))):
+        counts.update(row[: row[-1]].tolist())
+    total = sum(counts.values()) + shards.vocabulary_size
+
+    def right(pair, score) -> float:
+        good, bad = (score(tokenizer.encode(s, add_special_tokens=False).ids) for s in pair)
+        return 0.5 if math.isclose(good, bad, rel_tol=1e-12) else float(good > bad)
+
+    def by_frequency(ids) -> float:
+        return math.fsum(math.log((counts[i] + 1) / total) for i in ids)
+
+    every = [(pair.good, pair.bad) for pair in load_blimp(blimp)]
+    frequency = [right(pair, by_frequency) for pair in every]
+    length = [right(pair, lambda ids: -len(ids)) for pair in every]
+    assert 0 < sum(frequency) < len(every)
+    assert 0.5 in length
+    code, out, _ = electra("probe", both, "--data", blimp, "--baseline", data_folder, "--json")
+    assert code == 0
+    lines = [json.loads(line) for line in out.splitlines()]
+    found = {line["network"]: line["accuracy"] for line in lines if line["phenomenon"] == "all"}
+    assert list(found) == ["discriminator", "frequency", "length"]
+    assert found["frequency"] == pytest.approx(np.mean(frequency))
+    assert found["length"] == pytest.approx(np.mean(length))
+
+
+def test_a_baseline_needs_shards(refused, both, blimp, tmp_path):
+    assert str(tmp_path) in refused("probe", both, "--data", blimp, "--baseline", tmp_path)
+
+
+def test_the_same_words_in_another_order_are_a_tie_for_the_baselines(data_folder):
+    shuffled = []
+    for number, text in enumerate(sentences(200)):
+        words = text.split()
+        random.Random(number).shuffle(words)
+        shuffled.append(Pair(phenomenon="x", paradigm="x", good=text, bad=" ".join(words)))
+    for name, (found,) in probe_baselines(shuffled, data_folder).items():
+        assert found.accuracy == 0.5, name

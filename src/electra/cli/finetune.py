@@ -262,6 +262,14 @@ def probe(
     network: Annotated[
         str, typer.Option(help="`discriminator`, `generator` or `both`.", show_default=True)
     ] = "discriminator",
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            help="Shards of `electra prepare`: also score by their token frequencies, and by "
+            "length alone.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure grammatical knowledge with BLiMP, per phenomenon, without fine-tuning.
@@ -276,6 +284,7 @@ def probe(
 
     from electra.errors import UserError
     from electra.finetune.probe import probe as run_probe
+    from electra.finetune.probe import probe_baselines
     from electra.tasks.blimp import load_blimp
 
     names = ("discriminator", "generator") if network == "both" else (network,)
@@ -284,6 +293,8 @@ def probe(
     console, progress = consoles()
     pairs = load_blimp(data)
     found = {name: run_probe(model, pairs, name, progress) for name in names}  # type: ignore[arg-type]
+    if baseline is not None:
+        found |= probe_baselines(pairs, baseline)
     total = {
         name: sum(p.accuracy * p.pairs for p in each) / len(pairs) for name, each in found.items()
     }
@@ -294,11 +305,11 @@ def probe(
             whole = {"phenomenon": "all", "accuracy": total[name], "pairs": len(pairs)}
             typer.echo(json.dumps({"network": name, **whole}))
         return
-    table = Table("phenomenon", "pairs", *names)
+    table = Table("phenomenon", "pairs", *found)
     for number, p in enumerate(found[names[0]]):
-        accuracies = [f"{found[name][number].accuracy:.1%}" for name in names]
+        accuracies = [f"{each[number].accuracy:.1%}" for each in found.values()]
         table.add_row(Text(p.phenomenon), f"{p.pairs:,}", *accuracies)
     table.add_section()
-    table.add_row("all", f"{len(pairs):,}", *(f"{total[name]:.1%}" for name in names))
+    table.add_row("all", f"{len(pairs):,}", *(f"{total[name]:.1%}" for name in found))
     console.print(table)
     console.print("Chance level: 50 %.", style="dim")

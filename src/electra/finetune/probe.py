@@ -7,6 +7,7 @@ replaced (discriminator), the pseudo log likelihood (generator) or minus the ene
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -27,7 +28,9 @@ from electra.model_paths import resolve_model
 from electra.models.electra import Discriminator, Generator
 from electra.tasks.blimp import Pair
 from electra.tasks.table import shorten
-from electra.text.tokenizer import Vocabulary
+from electra.text.shards import TOKENIZER, Shards
+from electra.text.tokenizer import Vocabulary, load_tokenizer
+from electra.train.validation import token_counts
 
 Network = Literal["discriminator", "generator"]
 TOKENS = 32768
@@ -54,7 +57,7 @@ def probe(
     folder = resolve_model(model, network)
     tokenizer, vocab = load_tokenizer_and_vocab(folder)
     torch_device = choose_device(device)
-    texts = [text for pair in pairs for text in (pair.good, pair.bad)]
+    texts = sentences(pairs)
     encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     rows = [np.array([vocab.cls, *e.ids, vocab.sep], dtype=np.int64) for e in encoded]
     scorer: Discriminator | Generator
@@ -76,6 +79,36 @@ def probe(
         scores = score_rows(
             scorer.to(torch_device).eval(), rows, vocab, torch_device, progress, energies
         )
+    return accuracies(pairs, scores)
+
+
+def probe_baselines(pairs: Sequence[Pair], shards: Path) -> dict[str, list[PhenomenonAccuracy]]:
+    """The accuracy of scores that know nothing of word order.
+
+    `frequency` sums the log frequencies of the tokens in the training split of prepared shards,
+    `length` counts the tokens: what a network has to beat.
+    """
+    opened = Shards.open(shards)
+    tokenizer = load_tokenizer(opened.folder / TOKENIZER)
+    counts = token_counts(opened, opened.vocabulary_size) + 1
+    log_frequency = np.log(counts / counts.sum())
+    encoded = tokenizer.encode_batch_fast(sentences(pairs), add_special_tokens=False)
+    # Sorted: the same tokens in another order are a tie, to the last bit.
+    by_frequency = np.array([log_frequency[np.sort(e.ids)].sum() for e in encoded])
+    by_length = np.array([-float(len(e.ids)) for e in encoded])
+    return {
+        "frequency": accuracies(pairs, by_frequency),
+        "length": accuracies(pairs, by_length),
+    }
+
+
+def sentences(pairs: Sequence[Pair]) -> list[str]:
+    """The sentences of all pairs, each grammatical one before its partner."""
+    return [text for pair in pairs for text in (pair.good, pair.bad)]
+
+
+def accuracies(pairs: Sequence[Pair], scores: npt.NDArray[np.float64]) -> list[PhenomenonAccuracy]:
+    """The accuracy for each phenomenon from the scores of `sentences(pairs)`; a tie counts half."""
     good, bad = scores[::2], scores[1::2]
     right = np.where(good == bad, 0.5, good > bad)
     found = []
