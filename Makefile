@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: demo test test-gpu check format clean
+.PHONY: demo test test-gpu check docs format clean
 
 demo: .venv/demo-installed  ## the whole way in a few minutes
 	$(BIN)/electra demo
@@ -19,6 +19,10 @@ check: .venv/dev-installed  ## format, lint and types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+docs: .venv/docs-installed  ## the documentation as a static site, with search
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file site/mkdocs.yml
+	@echo 'Read it with: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site'
 
 format: .venv/dev-installed
 	$(BIN)/ruff format
