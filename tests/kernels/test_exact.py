@@ -144,7 +144,7 @@ CASES = {
     other_dropout: "layer 1 dropout has p=0.9, not 0.0",
     other_attention_dropout: "layer 1 attention has dropout=0.9, not 0.0",
     extra_parameter: "layer 1 has an extra parameter scale",
-    extra_module: "layer 1 adapter is no part of Encoder",
+    extra_module: "layer 1 adapter is not part of Encoder",
     missing_bias: "layer 1 qkv has no bias",
     forward_hook: "layer 1 has hooks",
     deep_hook: "layer 1 output_norm has hooks",
@@ -200,7 +200,27 @@ def test_what_is_not_exactly_the_module_runs_as_it_is(change, make, same):
         same(objective, accelerate)
 
 
-@pytest.mark.parametrize("change", [forward_hook, deep_hook, head_hook, generator_hook, other_eps])
+def new_layer(objective):
+    layers = objective.discriminator.encoder.layers
+    torch.manual_seed(5)
+    layers[-1] = PreNormLayer(objective.discriminator.encoder.config).to(layers[0].qkv.weight)
+    layers[-1].eval()
+
+
+def own_predict(objective):
+    generator = objective.generator
+    generator.predict = lambda hidden: 0.5 * Generator.predict(generator, hidden)
+
+
+CHANGED_LATER = [
+    *(forward_hook, deep_hook, head_hook, generator_hook, other_eps, head_eps, own_attend),
+    *(become(PreNormLayer), other_attention, extra_module, other_discriminator, new_layer),
+    *(other_generator, own_predict),
+]
+
+
+@pytest.mark.filterwarnings("ignore:fused kernels")
+@pytest.mark.parametrize("change", CHANGED_LATER, ids=lambda change: change.__name__)
 def test_what_is_changed_later_counts(change, make, text, agreed, ask, near):
     """As without fused kernels."""
     batch, outcomes = text(3, 24, TOKENS), []

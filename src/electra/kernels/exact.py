@@ -4,7 +4,9 @@ A fused form computes what the classes of `electra.models` describe, not what a 
 a changed setting makes of them. Each check returns None, or the reason in a few words.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -13,10 +15,13 @@ from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Attention, Encoder
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+M = TypeVar("M", bound=nn.Module)
+verified: WeakKeyDictionary[nn.Module, tuple[int, ...]] = WeakKeyDictionary()
+"""The structure of each module when it was last compared with its reference."""
 
 
 def encoder_mismatch(encoder: Encoder) -> str | None:
-    """Why the fused encoder does not stand for this one."""
+    """Why the fused encoder does not match this one."""
     if type(encoder) is not Encoder:
         return f"it is {_name(encoder)}, not Encoder"
     with torch.device("meta"):
@@ -25,7 +30,7 @@ def encoder_mismatch(encoder: Encoder) -> str | None:
 
 
 def generator_head_mismatch(generator: Generator) -> str | None:
-    """Why the fused head does not stand for that of this generator."""
+    """Why the fused head does not match that of this generator."""
     if type(generator) is not Generator:
         return f"it is {_name(generator)}, not Generator"
     with torch.device("meta"):
@@ -34,7 +39,7 @@ def generator_head_mismatch(generator: Generator) -> str | None:
 
 
 def discriminator_head_mismatch(discriminator: Discriminator) -> str | None:
-    """Why the fused head does not stand for that of this discriminator."""
+    """Why the fused head does not match that of this discriminator."""
     if type(discriminator) is not Discriminator:
         return f"it is {_name(discriminator)}, not Discriminator"
     with torch.device("meta"):
@@ -50,7 +55,7 @@ def module_mismatch(module: nn.Module, reference: nn.Module, skip: str = "") -> 
     found, wanted = _modules(module, skip), _modules(reference, skip)
     for path, part in found.items():
         if path not in wanted:
-            return f"{_path(path)} is no part of {_name(reference)}"
+            return f"{_path(path)} is not part of {_name(reference)}"
         if type(part) is not type(wanted[path]):
             return f"{_path(path)} is {_name(part)}, not {_name(wanted[path])}"
         if reason := _part_mismatch(part, wanted[path], path):
@@ -60,10 +65,13 @@ def module_mismatch(module: nn.Module, reference: nn.Module, skip: str = "") -> 
 
 
 def encoder_state_mismatch(encoder: Encoder) -> str | None:
-    """What was changed since the fused form was put in place: hooks, modes, dropout rates or eps.
+    """What was changed since the fused form was put in place: modules, methods, hooks, modes,
+    dropout rates or eps.
 
-    Cheap enough for every call, unlike `encoder_mismatch`.
+    Cheap enough for every call, unlike `encoder_mismatch`, which runs when modules were replaced.
     """
+    if reason := changed_mismatch(encoder, encoder_mismatch):
+        return reason
     c, eps = encoder.config, encoder.embeddings.norm.eps
     for path, part in encoder.named_modules():
         if path and has_hooks(part):  # those of the encoder itself run
@@ -78,6 +86,27 @@ def encoder_state_mismatch(encoder: Encoder) -> str | None:
         if isinstance(part, nn.LayerNorm) and part.eps != eps:  # the kernels have one for all
             return f"{_path(path)} has eps={part.eps}, not {eps}"
     return None
+
+
+def changed_mismatch(module: M, mismatch: Callable[[M], str | None], skip: str = "") -> str | None:
+    """What `mismatch` says of a module, which is asked again only when the module has changed."""
+    current = structure(module, skip)
+    if verified.get(module) == current:
+        return None
+    reason = mismatch(module)
+    if reason is None:
+        verified[module] = current
+    return reason
+
+
+def structure(module: nn.Module, skip: str = "") -> tuple[int, ...]:
+    """Numbers that change when a part, a parameter, a method or a setting is replaced."""
+    numbers: list[int] = []
+    for part in _modules(module, skip).values():
+        settings = hash(tuple(_settings(part).items()))
+        numbers += [id(part), id(type(part)), len(vars(part)), settings]
+        numbers += map(id, part._parameters.values())
+    return tuple(numbers)
 
 
 def has_hooks(module: nn.Module) -> bool:

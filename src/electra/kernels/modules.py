@@ -11,6 +11,7 @@ from electra.kernels.any_gpu.mlm import MlmHead, MlmLoss
 from electra.kernels.any_gpu.rtd import RtdHead
 from electra.kernels.encoder_stack import EncoderStack, StackConfig
 from electra.kernels.exact import (
+    changed_mismatch,
     discriminator_head_mismatch,
     encoder_mismatch,
     encoder_state_mismatch,
@@ -83,8 +84,8 @@ def encoder_forward(
     differs from it in what padding attends to: itself, not the text. Nothing reads padding.
     """
     if reason := encoder_state_mismatch(encoder):
-        warnings.warn(f"fused kernels: an encoder runs as plain modules: {reason}", stacklevel=2)
-        return Encoder.forward(encoder, ids, segments, attention_mask)
+        _warn(f"an encoder runs as plain modules: {reason}")
+        return type(encoder).forward(encoder, ids, segments, attention_mask)
     c, block = encoder.config, encoder.embeddings
     widest = max(c.feed_forward_width, 3 * c.hidden, c.embedding)
     if ids.numel() * widest >= 2**31:  # the kernels' indices are 32 bits
@@ -147,17 +148,31 @@ def discriminator_forward(
 ) -> Tensor:
     """The fused form of `Discriminator.forward`."""
     dense, score = discriminator.dense, discriminator.score
-    if has_hooks(dense) or has_hooks(score):  # registered since
-        return Discriminator.forward(discriminator, ids, segments, attention_mask)
+    changed = changed_mismatch(discriminator, discriminator_head_mismatch, skip="encoder")
+    if changed or has_hooks(dense) or has_hooks(score):
+        if changed:
+            _warn(f"the discriminator's head runs as plain modules: {changed}")
+        return type(discriminator).forward(discriminator, ids, segments, attention_mask)
     hidden = discriminator.encoder(ids, segments, attention_mask)
     flat = hidden.flatten(0, 1).to(compute_dtype(ids.device))
     return RtdHead.apply(flat, dense.weight, dense.bias, score.weight, score.bias).view_as(ids)
 
 
 def uses_fused_head(generator: Generator) -> bool:
-    """Whether `mlm_loss` stands for this generator's head, and no hooks were registered since."""
+    """Whether `mlm_loss` stands for this generator's head, as it is now."""
+    if "has_fused_head" not in vars(generator):
+        return False
     parts = (generator, generator.dense, generator.norm)
-    return "has_fused_head" in vars(generator) and not any(map(has_hooks, parts))
+    if any(map(has_hooks, parts)):
+        return False
+    changed = changed_mismatch(generator, generator_head_mismatch, skip="encoder")
+    if changed:
+        _warn(f"the generator's head runs as plain modules: {changed}")
+    return changed is None
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"fused kernels: {message}", stacklevel=3)
 
 
 def mlm_loss(
