@@ -12,8 +12,8 @@ test: check  ## all tests; those that need a GPU or minutes are skipped visibly
 	$(BIN)/pytest -n auto --dist loadfile
 
 test-gpu: .venv/dev-installed  ## the complete suite of GPU tests, on a machine with a CUDA device
-	$(BIN)/pytest -n 6 tests/kernels
-	$(BIN)/pytest -n 6 -m gpu --ignore tests/kernels
+	$(BIN)/pytest -n 6 tests/kernels; kernels=$$?; \
+	$(BIN)/pytest -n 6 -m gpu --ignore tests/kernels && exit $$kernels
 
 check: .venv/dev-installed  ## format, lint and types
 	$(BIN)/ruff format --check

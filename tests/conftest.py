@@ -16,7 +16,7 @@ from electra import cli
 from electra.hub.folders import export
 from electra.models.electra import Discriminator, GeneratorConfig
 from electra.models.encoder import Encoder, EncoderConfig
-from electra.optim.schedule import OptimConfig
+from electra.optim.adam import OptimConfig
 from electra.text.prepare import prepare
 from electra.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from electra.train.data import DataConfig

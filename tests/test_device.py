@@ -9,9 +9,9 @@ from electra import device as module
 from electra.device import (
     available_cpus,
     choose_precision,
-    knows_bf16,
     measure_peak,
     set_cpu_threads,
+    supports_bf16,
 )
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -27,8 +27,8 @@ def test_bf16_only_where_the_card_knows_it(knows, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
     assert choose_precision("auto", CUDA) == (torch.bfloat16 if knows else torch.float32)
     assert choose_precision("bf16", CUDA) == torch.bfloat16
-    assert knows_bf16(CUDA) == knows
-    assert not knows_bf16(CPU)
+    assert supports_bf16(CUDA) == knows
+    assert not supports_bf16(CPU)
     assert choose_precision("auto", CPU) == torch.float32
 
 

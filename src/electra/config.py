@@ -158,9 +158,12 @@ def from_yaml(kind: type[C], text: str | bytes, source: str) -> C:
 
 def field_helps(kind: type) -> dict[str, str]:
     """The string literal under each field of a dataclass, joined into one line."""
+    helps: dict[str, str] = {}
+    for base in kind.__mro__[1:]:
+        if dataclasses.is_dataclass(base):
+            helps |= field_helps(base)
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
-    helps = {}
     for field, below in zip(body.body, body.body[1:], strict=False):
         if (
             isinstance(field, ast.AnnAssign)

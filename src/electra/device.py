@@ -26,24 +26,24 @@ def check_one_process() -> None:
         )
 
 
-def choose_device(wish: Device, setting: str = "train.device") -> torch.device:
+def choose_device(requested: Device, setting: str = "train.device") -> torch.device:
     """'auto' takes CUDA, then MPS, then the CPU; an unavailable device is an error."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if wish == "auto":
-        wish = "cuda" if there["cuda"] else "mps" if there["mps"] else "cpu"
-    elif not there.get(wish, True):
-        raise UserError(f"There is no '{wish}' device here: use {setting}=auto or cpu.")
-    return torch.device(wish)
+    if requested == "auto":
+        requested = "cuda" if there["cuda"] else "mps" if there["mps"] else "cpu"
+    elif not there.get(requested, True):
+        raise UserError(f"There is no '{requested}' device here: use {setting}=auto or cpu.")
+    return torch.device(requested)
 
 
-def choose_precision(wish: Precision, device: torch.device) -> torch.dtype:
+def choose_precision(requested: Precision, device: torch.device) -> torch.dtype:
     """'auto' takes bf16 where the GPU supports it, else fp32; weights are always fp32."""
-    if wish == "auto":
-        wish = "bf16" if knows_bf16(device) else "fp32"
-    return torch.bfloat16 if wish == "bf16" else torch.float32
+    if requested == "auto":
+        requested = "bf16" if supports_bf16(device) else "fp32"
+    return torch.bfloat16 if requested == "bf16" else torch.float32
 
 
-def knows_bf16(device: torch.device) -> bool:
+def supports_bf16(device: torch.device) -> bool:
     """Whether the device computes in bf16 natively; torch emulates it, slowly, on older GPUs."""
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import pytest
 
+from electra.train import accelerate
+
 FORMS = {
     "electra.models.encoder:Embeddings.forward": (
         "any_gpu/embedding.py: Embedding",
@@ -79,6 +81,22 @@ FORMS = {
         "any_gpu/masking.py: mask_rows",
         "1d00000c14747d90",
     ),
+    "electra.objectives.corrupt:max_masked": (
+        "train/accelerate.py: _mask_batch",
+        "e44f290a7dc060b1",
+    ),
+    "electra.objectives.random:mix": (
+        "any_gpu/masking.py",
+        "79619f3e4c51028f",
+    ),
+    "electra.objectives.random:row_keys": (
+        "any_gpu/masking.py: mask_rows",
+        "5459846f37d61ddb",
+    ),
+    "electra.objectives.random:uniform": (
+        "any_gpu/masking.py: mask_rows, uniform_of_slot",
+        "2360fc327d949fb6",
+    ),
     "electra.objectives.corrupt:scatter_tokens": (
         "any_gpu/masking.py: scatter_tokens",
         "2eedddf2d7c4a277",
@@ -87,9 +105,21 @@ FORMS = {
         "any_gpu/mlm.py, cuda/fused_linear_cross_entropy.py",
         "8dc3eeb88d1798b6",
     ),
+    "electra.objectives.corrupt:sample_categorical": (
+        "any_gpu/random.py: sample_categorical",
+        "f1e6955f416172f8",
+    ),
+    "electra.objectives.corrupt:sampling_numbers": (
+        "any_gpu/masking.py: uniform_of_slot",
+        "d41ca5bc242b3a0f",
+    ),
     "electra.objectives.objective:Objective.mask_batch": (
         "train/accelerate.py: _mask_batch",
         "5cc045133ab2375d",
+    ),
+    "electra.objectives.objective:Objective.unpack": (
+        "train/accelerate.py: _mask_batch",
+        "1c2e87473ca4363e",
     ),
     "electra.objectives.objective:Objective.mask": (
         "train/accelerate.py: _mask_batch",
@@ -105,7 +135,7 @@ FORMS = {
     ),
     "electra.objectives.mlm_output:mlm_output": (
         "train/accelerate.py: _run_mlm",
-        "b8aca8c3fd9d6c9a",
+        "a1ca5376024b51c3",
     ),
     "electra.objectives.mlm_output:sample_replacements": (
         "any_gpu/mlm.py, cuda/fused_linear_cross_entropy.py",
@@ -115,9 +145,9 @@ FORMS = {
         "any_gpu/mlm.py, cuda/fused_linear_cross_entropy.py",
         "35f2c93132f4957f",
     ),
-    "electra.objectives.mlm_output:mlm_loss": (
+    "electra.objectives.mlm_output:cross_entropy_sum": (
         "any_gpu/mlm.py, cuda/fused_linear_cross_entropy.py",
-        "282fe47de860e69b",
+        "aee4537e38c055ad",
     ),
     "electra.objectives.objective:CorruptingObjective.corrupt": (
         "any_gpu/masking.py: scatter_tokens",
@@ -126,6 +156,10 @@ FORMS = {
     "electra.objectives.objective:generator_sums": (
         "any_gpu/rtd.py: RtdLoss",
         "ff0f9368beb1f255",
+    ),
+    "electra.objectives.rtd:ReplacedTokenDetection.forward": (
+        "train/accelerate.py: _rtd_forward",
+        "85ef5c0d1a4defdd",
     ),
     "electra.objectives.rtd:ReplacedTokenDetection.detection_loss": (
         "any_gpu/rtd.py: RtdLoss",
@@ -138,6 +172,14 @@ FORMS = {
     "electra.optim.adam:PaperAdam.step": (
         "optim/fused_adam.py",
         "0a215bcfb51c4f7f",
+    ),
+    "electra.optim.adam:PaperAdam.clip_scales": (
+        "optim/fused_adam.py",
+        "12261d75a77970f8",
+    ),
+    "electra.optim.adam:gradient_norm": (
+        "optim/fused_adam.py",
+        "3f89e198d9929fe7",
     ),
     "electra.optim.adam:foreach_update": (
         "optim/fused_adam.py",
@@ -168,6 +210,20 @@ def test_a_function_with_a_fused_form_is_what_the_fused_form_computes(name):
         f"{name} has changed, and it has a fused form: change {form} in the same way, run its "
         f"tests on a GPU too, and update the digest: python tests/kernels/{Path(__file__).name}"
     )
+
+
+def test_whatever_is_called_a_fused_form_is_listed():
+    """Each docstring that begins so, and each method that `_replace_methods` replaces."""
+    source = Path(importlib.import_module("electra").__file__).parent
+    texts = [path.read_text(encoding="utf-8") for path in source.rglob("*.py")]
+    called = {m[1] for text in texts for m in re.finditer(r"fused form of `(\w+\.\w+)`", text)}
+    assert len(called) >= 8
+    forms = re.findall(r"\((\w+), \(([^)]*)\),", inspect.getsource(accelerate._replace_methods))
+    replaced = {f"{kind}.{name}" for kind, names in forms for name in re.findall(r"\w+", names)}
+    assert "ReplacedTokenDetection.detection_loss" in replaced
+    replaced |= {f"Objective.{name}" for name in accelerate.MASKING}
+    listed = {name.partition(":")[2] for name in FORMS}
+    assert called | replaced <= listed, sorted((called | replaced) - listed)
 
 
 def test_the_digest_sees_code_only(tmp_path, monkeypatch):

@@ -11,9 +11,8 @@ from electra.objectives.objective import VocabInfo
 from electra.objectives.rtd import ReplacedTokenDetection
 from electra.objectives.settings import ObjectiveConfig
 from electra.optim import adam
-from electra.optim.adam import PaperAdam, parameter_groups
+from electra.optim.adam import OptimConfig, PaperAdam, parameter_groups
 from electra.optim.optimizer import build_optimizer
-from electra.optim.schedule import OptimConfig
 
 MODEL = EncoderConfig(layers=1, hidden=32, embedding=16, vocab_size=50, max_positions=16)
 VOCAB = VocabInfo(4, (0, 4))

@@ -3,7 +3,8 @@
 import pytest
 
 from electra.errors import UserError
-from electra.optim.schedule import OptimConfig, learning_rate, warmup_share
+from electra.optim.adam import OptimConfig
+from electra.optim.schedule import learning_rate, warmup_share
 from electra.recipes import recipe
 
 

@@ -22,7 +22,7 @@ from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
 from electra.objectives.batch import unpack
 from electra.objectives.two_stage import TwoStage
-from electra.optim.schedule import OptimConfig
+from electra.optim.adam import OptimConfig
 from electra.text.shards import Shards
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
 from electra.train import checkpoint, loop, pretrain

@@ -1,4 +1,4 @@
-"""The command that brings models of others into the form of ours: import."""
+"""The command that imports models from other projects."""
 
 from pathlib import Path
 from typing import Annotated
@@ -43,7 +43,7 @@ def import_command(
     TensorFlow is not needed for checkpoints of google-research/electra. The networks are written
     to `discriminator` and `generator` in the folder, which every command then takes as a model.
 
-    Example:  electra import electra_small --out models/small
+    Example: `electra import electra_small --out models/small`
     """
     from electra.hub.import_model import TokenizerOptions, import_model
 

@@ -15,7 +15,8 @@ from electra.finetune.rows import DeviceRows, rows_to_device
 from electra.finetune.settings import FinetuneConfig
 from electra.finetune.stack import DropoutRng, stack
 from electra.models.heads import TaskModel
-from electra.optim.schedule import OptimConfig, learning_rate
+from electra.optim.adam import OptimConfig
+from electra.optim.schedule import learning_rate
 from electra.optim.stacked import StackedAdam
 from electra.tasks.examples import Features
 

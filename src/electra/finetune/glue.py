@@ -126,7 +126,7 @@ def summary_line(row: Mapping[str, Any]) -> str:
 
 
 def show_table(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Print median, mean, spread and number of seeds, beside the published scores."""
+    """Print median, mean, spread and number of seeds, compared with the published scores."""
     heads = ("task", "metric", "median", "mean ± sd", "range", "seeds")
     shown = [name for name in PUBLISHED if name != "ELECTRA-Small-OWT"]  # to fit in 80 columns
     table = Table(box=None, pad_edge=False, collapse_padding=True)

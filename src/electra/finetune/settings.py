@@ -68,7 +68,7 @@ class FinetuneConfig:
     device: Device = "auto"
     """The device to train on."""
     precision: Precision = "auto"
-    """Matrix products in bf16 (auto on CUDA) or fp32."""
+    """Precision of the matmuls: bf16 (auto on CUDA) or fp32."""
 
     RENAMED_KEYS: ClassVar[Mapping[str, str]] = {
         "batch": "batch_size",

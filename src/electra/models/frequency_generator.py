@@ -15,7 +15,7 @@ UNSEEN = 0.01
 class FrequencyGenerator(nn.Module):
     """Predicts the same distribution at every position; uniform before `set_counts`.
 
-    differs from the released code: never samples special tokens, which are never masked.
+    differs from google-research/electra: never samples special tokens, which are never masked.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class TwoTowerGenerator(nn.Module):
         before = run_tower(self.forwards, x, seen & square.tril())
         after = run_tower(self.backwards, x, seen & square.triu())
         after = after * attention_mask[..., None]  # there is nothing after the text
-        # differs from the released code: its roll wraps around at the ends
+        # differs from google-research/electra: its roll wraps around at the ends
         states = torch.cat([F.pad(before, (0, 0, 1, -1)), F.pad(after, (0, 0, -1, 1))], dim=-1)
         x = self.norm(F.gelu(self.dense(states)))
         bias = self.bias.masked_fill(self.absent, float("-inf"))

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from electra.models.electra import Discriminator, Generator
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
-from electra.objectives.mlm_output import MlmOutput, is_correct, mlm_loss, sample_replacements
+from electra.objectives.mlm_output import (
+    MlmOutput,
+    cross_entropy_sum,
+    is_correct,
+    sample_replacements,
+)
 from electra.objectives.objective import LossOutput, MetricSums, VocabInfo, sum_each
 from electra.objectives.rtd import METRIC_SUMS, ReplacedTokenDetection, compute_metrics
 from electra.objectives.settings import ObjectiveConfig
@@ -43,7 +48,9 @@ class Adversarial(ReplacedTokenDetection):
         )
         mlm_logits = self.generator.predict(states).float()
         samples = sample_replacements(mlm_logits, batch, masked, self.config)
-        mlm = MlmOutput(mlm_loss(mlm_logits, masked), is_correct(mlm_logits, masked), samples)
+        mlm = MlmOutput(
+            cross_entropy_sum(mlm_logits, masked), is_correct(mlm_logits, masked), samples
+        )
 
         corrupted, replaced = self.corrupt(batch, masked, samples)
         logits = self.discriminator(corrupted, batch.segments, batch.doc_ids).float()

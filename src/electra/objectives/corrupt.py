@@ -57,7 +57,7 @@ def sample_positions(
     candidates: Tensor, slots: int, sampling: MaskSampling, row_keys: Tensor
 ) -> Tensor:
     """Sample positions among the candidates; leftover slots get other positions."""
-    if sampling == "repeated":  # as the released code, which samples with replacement
+    if sampling == "repeated":  # as google-research/electra, which samples with replacement
         order = candidates.int().argsort(dim=1, descending=True, stable=True)  # candidates first
         count = candidates.sum(1, keepdim=True).clamp_min(1)
         random = uniform(row_keys, Purpose.MASK_POSITION, slots)
@@ -138,7 +138,7 @@ def scatter_tokens(ids: Tensor, positions: Tensor, tokens: Tensor, where: Tensor
     """Return `ids` with `tokens` at `positions`, for the slots where `where` is True.
 
     If a position occurs twice, the larger id wins, on every device.
-    differs from the released code: there the mean of both ids, an arbitrary third token, is used.
+    differs from google-research/electra, which uses the mean of both ids, an arbitrary third token.
     """
     canvas = torch.full_like(ids, -1)
     canvas.scatter_reduce_(1, positions, torch.where(where, tokens, -1), "amax")

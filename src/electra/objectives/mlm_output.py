@@ -1,4 +1,4 @@
-"""Stages 1 to 3 of replaced token detection: predict the masked positions, score, sample."""
+"""Masked language models: predict the masked positions, score, sample."""
 
 from typing import NamedTuple
 
@@ -34,13 +34,13 @@ def mlm_output(
     # 1. Logits at the masked positions
     logits = network(inputs, batch.segments, batch.doc_ids, masked.positions).float()
     # 2. Masked language modelling loss
-    loss = mlm_loss(logits, masked)
+    loss = cross_entropy_sum(logits, masked)
     # 3. Sampling
     samples = sample_replacements(logits, batch, masked, config) if sample else masked.labels
     return MlmOutput(loss, is_correct(logits, masked), samples)
 
 
-def mlm_loss(logits: Tensor, masked: Masked) -> Tensor:
+def cross_entropy_sum(logits: Tensor, masked: Masked) -> Tensor:
     """Return the cross-entropy of the original tokens, summed over the masked positions."""
     nll = F.cross_entropy(logits.flatten(0, 1), masked.labels.flatten(), reduction="none")
     # `where`, not a product: an unused slot may hold a token with probability 0, and 0 x inf is NaN

@@ -10,7 +10,12 @@ from electra.models.electra import Discriminator, Generator, merge_disentangled
 from electra.models.frequency_generator import FrequencyGenerator
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
-from electra.objectives.mlm_output import MlmOutput
+from electra.objectives.mlm_output import (
+    MlmOutput,
+    cross_entropy_sum,
+    is_correct,
+    sample_replacements,
+)
 from electra.objectives.objective import (
     GENERATOR_METRIC_SUMS,
     CorruptingObjective,
@@ -60,19 +65,27 @@ class ReplacedTokenDetection(CorruptingObjective):
         Dividing by the batch's totals instead of the micro-batch's own counts makes the gradients
         of the micro-batches add up to the gradient of the batch.
         """
-        # 1.-3. The generator's logits at the masked positions, its MLM loss, and its samples
-        mlm = self.run_mlm(self.generator, masked.inputs, batch, masked, sample=True)
+        # 1. The generator's logits at the masked positions, (batch, slots, vocabulary)
+        predicted = self.generator(masked.inputs, batch.segments, batch.doc_ids, masked.positions)
+        predicted = predicted.float()
+
+        # 2. Masked language modelling loss
+        mlm_loss = cross_entropy_sum(predicted, masked)
+
+        # 3. Sampling, from the same logits; no gradient passes it
+        samples = sample_replacements(predicted, batch, masked, self.config)
 
         # 4. Corruption: the samples replace the masked tokens; the labels say where they differ
-        corrupted, replaced = self.corrupt(batch, masked, mlm.samples)
+        corrupted, replaced = self.corrupt(batch, masked, samples)
 
-        # 5. Detection: replaced or original, at every token
+        # 5. Detection loss: replaced or original, at every token
         logits = self.discriminator(corrupted, batch.segments, batch.doc_ids).float()
         loss_mask = self.loss_mask(batch, masked)
+        mlm = MlmOutput(mlm_loss, is_correct(predicted, masked), samples)
         detection_loss, sums = self.detection_loss(logits, replaced, loss_mask, batch, masked, mlm)
 
         weights = self.weights / totals
-        loss = weights[0] * mlm.loss + weights[1] * detection_loss
+        loss = weights[0] * mlm_loss + weights[1] * detection_loss
         return LossOutput(loss, sums, corrupted, replaced, logits.detach(), loss_mask)
 
     def detection_loss(

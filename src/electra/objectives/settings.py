@@ -39,8 +39,8 @@ class ObjectiveConfig:
     """mlm: probability that a masked position shows a random token; BERT's 80/10/10 is
     objective.mask_token_prob=0.8 objective.random_token_prob=0.1."""
     mask_count_rounding: Rounding = "round"
-    """How mask_rate x tokens is rounded: 'round' as the released code (19 of 128), 'ceil' as the
-    paper's text (20 of 128)."""
+    """How mask_rate x tokens is rounded: 'round' as google-research/electra (19 of 128), 'ceil' as
+    the paper's text (20 of 128)."""
     mask_sampling: MaskSampling = "distinct"
     """'distinct' samples each position at most once; 'repeated' samples with replacement as the
     released code does, so that fewer tokens (13.8 % of 128) are masked."""

@@ -2,18 +2,50 @@
 
 import importlib.util
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from electra.optim.schedule import ClipBy
+from electra.errors import UserError
+from electra.optim.schedule import ScheduleConfig
 
 if TYPE_CHECKING:
     from electra.optim.fused_adam import Chunks
 
+ClipBy = Literal["joint", "network"]
 NO_BIAS_CORRECTION = 1e9
 """A step count at which Adam's bias correction is exactly 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimConfig(ScheduleConfig):
+    """The paper's Adam and its learning rate."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Adam's decay rates of the two moments."""
+    eps: float = 1e-6
+    """Adam's epsilon, added to the root of the second moment."""
+    generator_eps: float = 0.0
+    """Adam's epsilon for the generator's own parameters; 0 means the same as `eps`."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay; biases and LayerNorm are exempt."""
+    clip: float = 1.0
+    """Maximum gradient norm."""
+    clip_by: ClipBy = "joint"
+    """'joint' clips the gradient of both networks together; 'network' clips each network by its
+    own norm, shared parameters counting as the discriminator's."""
+
+    def __post_init__(self) -> None:
+        ScheduleConfig.__post_init__(self)  # super() does not work in a dataclass with slots
+        if self.clip <= 0 or self.eps <= 0:
+            raise UserError("optim.clip and optim.eps must be above 0.")
+        for name in ("generator_eps", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise UserError(f"optim.{name} must be at least 0.")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError("optim.betas are two numbers, at least 0 and below 1.")
 
 
 class PaperAdam(torch.optim.Optimizer):

@@ -5,8 +5,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from electra.optim.adam import PaperAdam, parameter_groups
-from electra.optim.schedule import OptimConfig
+from electra.optim.adam import OptimConfig, PaperAdam, parameter_groups
 
 
 class Optimizer(Protocol):

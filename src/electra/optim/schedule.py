@@ -9,14 +9,13 @@ from typing import Literal
 
 from electra.errors import UserError
 
-ClipBy = Literal["joint", "network"]
 LONGEST_WARMUP = 0.25
 """The largest fraction of a run that warmup steps may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimConfig:
-    """The paper's optimizer and its schedule."""
+class ScheduleConfig:
+    """The learning rate over a run."""
 
     lr: float = 5e-4
     """Peak learning rate."""
@@ -28,46 +27,29 @@ class OptimConfig:
     decay_power: float = 1.0
     """The learning rate decays as (1 - progress) to this power; 1 is linear."""
     schedule: Literal["product", "sequential"] = "product"
-    """'product' multiplies warmup and decay, as the released code does; 'sequential' reaches the
-    peak at the end of the warmup and decays from there."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Adam's decay rates of the two moments."""
-    eps: float = 1e-6
-    """Adam's epsilon, added to the root of the second moment."""
-    generator_eps: float = 0.0
-    """Adam's epsilon for the generator's own parameters; 0 means the same as `eps`."""
-    weight_decay: float = 0.01
-    """Decoupled weight decay; biases and LayerNorm are exempt."""
-    clip: float = 1.0
-    """Maximum gradient norm."""
-    clip_by: ClipBy = "joint"
-    """'joint' clips the gradient of both networks together; 'network' clips each network by its
-    own norm, shared parameters counting as the discriminator's."""
+    """'product' multiplies warmup and decay, as google-research/electra does; 'sequential' reaches
+    the peak at the end of the warmup and decays from there."""
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
             raise UserError(
                 "optim.warmup is a number of steps, or below 1 a fraction of the run: at least 0."
             )
-        if self.clip <= 0 or self.eps <= 0:
-            raise UserError("optim.clip and optim.eps must be above 0.")
-        for name in ("lr", "generator_lr", "decay_power", "generator_eps", "weight_decay"):
+        for name in ("lr", "generator_lr", "decay_power"):
             if getattr(self, name) < 0:
                 raise UserError(f"optim.{name} must be at least 0.")
         if self.generator_lr and not self.lr:
             raise UserError("optim.generator_lr needs an optim.lr above 0.")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise UserError("optim.betas are two numbers, at least 0 and below 1.")
 
 
-def warmup_share(steps: float, config: OptimConfig) -> float:
+def warmup_share(steps: float, config: ScheduleConfig) -> float:
     """Return the warmup as a fraction of a run of `steps` steps."""
     if config.warmup < 1:
         return config.warmup
     return min(LONGEST_WARMUP, config.warmup / steps)
 
 
-def learning_rate(progress: float, steps: float, config: OptimConfig) -> float:
+def learning_rate(progress: float, steps: float, config: ScheduleConfig) -> float:
     """Return the learning rate of the step that starts at `progress`; the first one's is 0."""
     progress, warmup = min(progress, 1.0), warmup_share(steps, config)
     rise = min(1.0, progress / warmup) if warmup else 1.0

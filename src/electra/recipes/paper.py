@@ -10,7 +10,7 @@ author calls an oversight.
 from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
 from electra.objectives.settings import ObjectiveConfig
-from electra.optim.schedule import OptimConfig
+from electra.optim.adam import OptimConfig
 from electra.train.data import DataConfig
 from electra.train.loop import LoopConfig
 from electra.train.settings import PretrainConfig

@@ -1,4 +1,4 @@
-"""Replace methods of an objective and its networks by faster forms with the same results."""
+"""Replace methods of an objective and its networks by faster forms of the same computation."""
 
 import importlib.util
 import warnings
@@ -13,13 +13,13 @@ from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Attention, Encoder
 from electra.models.frequency_generator import FrequencyGenerator
 from electra.models.two_tower import TwoTowerGenerator
-from electra.objectives.adversarial import Adversarial
 from electra.objectives.all_tokens_mlm import AllTokensMlm, TokenLogProbs
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked, max_masked
 from electra.objectives.mlm_output import MlmOutput
-from electra.objectives.objective import CorruptingObjective, Objective
+from electra.objectives.objective import CorruptingObjective, LossOutput, Objective
 from electra.objectives.rtd import ReplacedTokenDetection
+from electra.objectives.two_stage import TwoStage
 
 MASKING = ("mask_batch", "unpack", "mask", "totals")
 """Methods that one masking kernel replaces together."""
@@ -97,6 +97,8 @@ def _replace_methods(objective: Objective, setting: Literal["triton", "auto"]) -
         (CorruptingObjective, ("corrupt",), _corrupt),
         (ReplacedTokenDetection, ("detection_loss",), _detection_loss),
     ]
+    if isinstance(objective, ReplacedTokenDetection):
+        forms.append((ReplacedTokenDetection, ("forward",), partial(_rtd_forward, objective)))
     if usual:
         forms.append((Objective, MASKING, partial(_mask_batch, objective)))
     if isinstance(objective, AllTokensMlm) and modules.uses_fused_head(objective.mlm):
@@ -174,11 +176,13 @@ def describe_kernels(
 
 
 def _has_fused_loss(objective: Objective, network: Generator) -> bool:
-    """Whether a fused kernel computes the MLM loss; `Adversarial` needs the logits themselves."""
+    """Whether a fused kernel computes the MLM loss: a `forward` of one's own needs the logits."""
     from electra.kernels import modules
 
-    replaced = "run_mlm" in vars(objective) and not isinstance(objective, Adversarial)
-    return replaced and modules.uses_fused_head(network)
+    detects = isinstance(objective, ReplacedTokenDetection) and not isinstance(objective, TwoStage)
+    if "run_mlm" not in vars(objective) or (detects and "forward" not in vars(objective)):
+        return False
+    return modules.uses_fused_head(network)
 
 
 def _readable(name: str) -> str:
@@ -236,6 +240,20 @@ def _run_mlm(
     losses, samples, best, _ = modules.mlm_loss(network, hidden, *slots, *options)
     correct = (best == masked.labels) & masked.is_masked
     return MlmOutput(losses.sum(), correct, samples)
+
+
+def _rtd_forward(
+    objective: ReplacedTokenDetection, batch: Batch, masked: Masked, totals: Tensor
+) -> LossOutput:
+    """The fused form of `ReplacedTokenDetection.forward`: without logits in memory."""
+    mlm = objective.run_mlm(objective.generator, masked.inputs, batch, masked, sample=True)
+    corrupted, replaced = objective.corrupt(batch, masked, mlm.samples)
+    logits = objective.discriminator(corrupted, batch.segments, batch.doc_ids).float()
+    loss_mask = objective.loss_mask(batch, masked)
+    detection_loss, sums = objective.detection_loss(logits, replaced, loss_mask, batch, masked, mlm)
+    weights = objective.weights / totals
+    loss = weights[0] * mlm.loss + weights[1] * detection_loss
+    return LossOutput(loss, sums, corrupted, replaced, logits.detach(), loss_mask)
 
 
 def _token_log_probs(

@@ -17,9 +17,9 @@ from electra.device import (
     check_one_process,
     choose_device,
     choose_precision,
-    knows_bf16,
     measure_peak,
     set_cpu_threads,
+    supports_bf16,
 )
 from electra.errors import UserError
 from electra.files import write_atomic
@@ -287,7 +287,7 @@ def build_step(config: PretrainConfig, objective: Objective) -> Step:
     optimizer = build_optimizer(
         objective, optim, generator_modules=objective.generator_modules, kernels=fused != "off"
     )
-    bf16 = dtype == torch.bfloat16 and knows_bf16(device)
+    bf16 = dtype == torch.bfloat16 and supports_bf16(device)
     if fused != "off" and not loop.compile and bf16:
         use_fused_kernels_(objective, recompute=loop.activation_checkpointing, setting=fused)
     elif device.type == "cpu" and not loop.compile:

@@ -9,7 +9,7 @@ from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
 from electra.objectives.kinds import check_together
 from electra.objectives.settings import ObjectiveConfig
-from electra.optim.schedule import OptimConfig
+from electra.optim.adam import OptimConfig
 from electra.train.budget import parse_budget
 from electra.train.data import DataConfig
 from electra.train.loop import LoopConfig

@@ -26,7 +26,17 @@ from electra.train.accelerate import use_fused_kernels_
 WORDS = 60
 MASK = 4
 NAMES = (
-    *("ids", "segments", "real", "seen", "row_keys", "inputs", "positions", "drawn", "originals"),
+    *(
+        "ids",
+        "segments",
+        "attention_mask",
+        "doc_ids",
+        "row_keys",
+        "inputs",
+        "positions",
+        "is_masked",
+        "labels",
+    ),
     "totals",
 )
 SHAPES = [(1, 1, 1), (3, 24, 4), (5, 128, 19), (2, 200, 200), (2, 512, 79), (1, 530, 33)]

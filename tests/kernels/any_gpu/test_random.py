@@ -118,12 +118,12 @@ def test_the_share_that_is_dropped(kind, p):
 @pytest.mark.parametrize("kind", ["mask", "table"])
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_neighbours_and_seeds_have_nothing_in_common(kind, p):
-    doc_ids = [kept(SHAPE, torch.tensor(keys), p, kind) for keys in SEEDS]
+    masks = [kept(SHAPE, torch.tensor(keys), p, kind) for keys in SEEDS]
 
     def apart(a: torch.Tensor, b: torch.Tensor) -> bool:
         return (a * b).mean().abs().item() < 6 / a.numel() ** 0.5
 
-    for x in doc_ids:
+    for x in masks:
         for shift in (1, 2, 3, 8, 16, 128):
             assert apart(x[:, shift:], x[:, :-shift])
             assert apart(x[shift:], x[:-shift])
@@ -135,8 +135,8 @@ def test_neighbours_and_seeds_have_nothing_in_common(kind, p):
         lower, upper = x.view(len(x), *form).unbind(2)
         assert apart(lower, upper)
         assert apart(lower[1:], upper[:-1])
-    for i, x in enumerate(doc_ids):
-        for y in doc_ids[:i]:
+    for i, x in enumerate(masks):
+        for y in masks[:i]:
             assert apart(x, y)
             for shift in (1, 64):  # nor is one a stretch of the other
                 assert apart(x.flatten()[shift:], y.flatten()[:-shift])

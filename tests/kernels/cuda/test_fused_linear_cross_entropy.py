@@ -175,7 +175,7 @@ def test_samples_follow_the_distribution_of_what_threads_saw(device, drawn_by):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's NumPy
 def test_nan_logits_give_a_valid_token(device):
-    """As in `test_vocabulary`; threads that saw no number leave what they began with."""
+    """As in `test_mlm`; threads that saw no number leave what they began with."""
     stats = torch.tensor([-1e30, torch.nan, 0.0, 2e-45], device=device).repeat(4, 2, 4, 1)
     hidden = torch.full((4, 16), torch.nan, device=device)
     table, offset = torch.zeros(300, 16, device=device), torch.zeros(384, device=device)

@@ -14,7 +14,7 @@ constexpr int X_BYTES = TILE_K / 64 * BOX_BYTES, WEIGHT_BYTES = TILE_K * TILE_N 
 constexpr int SMEM_X = WEIGHT_BYTES, SMEM_OUT = SMEM_X + WARPGROUPS * X_BYTES;
 constexpr int SMEM_BARRIERS = SMEM_OUT + WARPGROUPS * 2 * BOX_BYTES;
 constexpr int SMEM_BIAS = SMEM_BARRIERS + 128;
-static_assert(SMEM_BIAS + TILE_N * 4 == 230528, "gemm_epilogue.py launches with as many bytes");
+static_assert(SMEM_BIAS + TILE_N * 4 == 230528, "gemm.py launches with as many bytes");
 
 // BIAS: x @ weight.t() + bias. BIAS_GELU: GELU of that, and its derivative in `gelu_grad`.
 // NONE: x @ weight. GELU_GRAD: x @ weight times `gelu_grad`, and its sums over rows in

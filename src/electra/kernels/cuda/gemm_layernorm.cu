@@ -21,9 +21,9 @@ constexpr int SMEM_KEYS = SMEM_BARRIERS + 128, SMEM_VECTORS = SMEM_KEYS + WIDTH 
 constexpr int VECTOR_BYTES = WIDTH * 4;
 constexpr int SMEM_EXTRA = (SMEM_VECTORS + VECTOR_BYTES + 1023) / 1024 * 1024;
 static_assert(SMEM_VECTORS + 3 * VECTOR_BYTES == 216704,
-              "gemm_layernorm.py launches with as many bytes");
+              "gemm.py launches with as many bytes");
 static_assert(SMEM_EXTRA + WARPGROUPS * BOX_BYTES == 231424,
-              "gemm_layernorm.py launches with as many bytes");
+              "gemm.py launches with as many bytes");
 
 // Loads into the same address of every thread block of the cluster.
 DEVICE void tma_load_multicast(u32 dst, const TensorMap* map, int x, int y, u32 barrier) {
