@@ -22,10 +22,10 @@ from electra.hub.folders import (
     load_generator,
     load_tokenizer_and_vocab,
     named_tensors,
-    read_weights,
+    network_folders,
 )
 from electra.hub.tensor_bundle import TensorBundle, open_bundle
-from electra.model_paths import SUBFOLDERS, find_model
+from electra.model_paths import find_model
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Encoder, EncoderConfig
 from electra.text.tokenizer import (
@@ -131,21 +131,9 @@ def find_checkpoint(source: str) -> Path | None:
 
 def _load_folders(source: str) -> Iterator[tuple[str, ImportedNetwork]]:
     """Load the networks of a run, a checkpoint of ours, a transformers folder or a Hub model."""
-    folder = find_model(source)
-    inside = [name for name in SUBFOLDERS if (folder / name / "config.json").is_file()]
-    for name in inside or [""]:
-        path = folder / name
-        weights = read_weights(path)
-        network: Network
-        if "discriminator_predictions.dense.weight" in weights:
-            name, network = name or "discriminator", load_discriminator(path)
-        elif "generator_predictions.dense.weight" in weights:
-            name, network = name or "generator", load_generator(path)
-        else:
-            raise UserError(
-                f"{path} has neither the head of a discriminator nor that of a generator: import "
-                "a pre-trained model, not a fine-tuned one or an encoder alone."
-            )
+    for name, path in network_folders(find_model(source)).items():
+        load = load_discriminator if name == "discriminator" else load_generator
+        network: Network = load(path)
         tokenizer, _ = load_tokenizer_and_vocab(path)
         yield (
             name,
