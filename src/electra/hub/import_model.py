@@ -6,8 +6,8 @@ Every source becomes `OUT/discriminator` and `OUT/generator`, as a checkpoint of
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from electra.errors import UserError
 from electra.files import TEMPORARY
 from electra.hub.electric import is_electric, mark_electric
+from electra.hub.extend_vocabulary import extend_network_
 from electra.hub.folders import (
     export,
     load_discriminator,
@@ -28,6 +29,7 @@ from electra.hub.tensor_bundle import TensorBundle, open_bundle
 from electra.model_paths import find_model
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Encoder, EncoderConfig
+from electra.text.extend_vocabulary import ExtendedTokenizer
 from electra.text.tokenizer import (
     from_vocab_file,
     read_json,
@@ -68,9 +70,11 @@ def import_model(
     *,
     options: TokenizerOptions | None = None,
     heads: int = 0,
+    extend: Callable[[Tokenizer], ExtendedTokenizer] | None = None,
 ) -> dict[str, Network]:
     """Import one or two models into a new folder; returns the networks by name.
 
+    `extend` returns a tokenizer with more pieces, for which the networks get rows.
     `heads` are the discriminator's attention heads in a TensorFlow checkpoint; 0 means one per 64
     of the hidden size, which is what google-research/electra always uses for the generator.
     """
@@ -97,6 +101,11 @@ def import_model(
             f"The vocabularies of {' and '.join(found)} differ: import networks that were trained "
             "together."
         )
+    if extend is not None:
+        extended = extend(next(iter(found.values())).tokenizer)
+        for name, imported in found.items():
+            extend_network_(imported.network, extended.first, [*extended.pieces.values()])
+            found[name] = replace(imported, tokenizer=extended.tokenizer)
     _write(found, out)
     return {name: imported.network for name, imported in found.items()}
 
