@@ -122,5 +122,6 @@ def extend_and_report(
     typer.echo(
         f"pieces per word: {before.tokens_per_word:.3f} before, {after.tokens_per_word:.3f} after"
     )
-    typer.echo(f"unknown pieces: {before.unknown_rate:.2%} before, {after.unknown_rate:.2%} after")
+    unknown = before.unknown_rate * before.tokens_per_word  # new pieces do not change it
+    typer.echo(f"unknown pieces per word: {unknown:.4f}")
     return extended
