@@ -99,6 +99,10 @@ def test_what_cannot_be_started(refused, finished, data_folder, tmp_path):
     message = refused("pretrain", "--init-from", source / "generator", *rest)
     assert "only a generator: name a recipe" in message
     assert "no model at" in refused("pretrain", "--init-from", tmp_path / "nothing", *rest)
+    (tmp_path / "tf").mkdir()
+    (tmp_path / "tf" / "model.ckpt.index").touch()
+    message = refused("pretrain", "--init-from", tmp_path / "tf", *rest)
+    assert "is a TensorFlow checkpoint: import it first" in message
     message = refused("pretrain", "--init-from", finished, "--out", tmp_path / "run")
     assert "--data" in message
     assert not (tmp_path / "run").exists()

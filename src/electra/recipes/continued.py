@@ -8,13 +8,12 @@ from pathlib import Path
 from electra.config import override
 from electra.errors import UserError
 from electra.hub.folders import network_folders, read_config
-from electra.model_paths import find_model
 from electra.models.electra import GeneratorConfig, generator_sizes
 from electra.models.encoder import EncoderConfig
 from electra.recipes import recipe
 from electra.recipes.paper import base, large, small
 from electra.text.shards import Shards
-from electra.train.init_from import InitFromConfig
+from electra.train.init_from import InitFromConfig, find_trained_model
 from electra.train.pretrain import read_run_config
 from electra.train.settings import PretrainConfig
 
@@ -34,7 +33,7 @@ def continued(
         return replace(recipe(name), init_from=InitFromConfig(model=model)), set()
     if budget is None:
         raise UserError("Say with --budget how long to train: without a recipe nothing else does.")
-    folder = find_model(model)
+    folder = find_trained_model(model)
     if (folder / "config.yaml").is_file():
         config = read_run_config(folder)
         decided = SCHEDULE if config.init_from.model else set()

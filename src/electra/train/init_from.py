@@ -81,12 +81,7 @@ def find_source(config: "PretrainConfig") -> SourceFolders:
         raise UserError(
             f"--init-from does not work with objective.kind={kind}, only with {', '.join(KINDS)}."
         )
-    if find_checkpoint(model) is not None:
-        raise UserError(
-            f"{model} is a TensorFlow checkpoint: import it first, with: electra import "
-            f"{shlex.quote(model)} --out MODEL"
-        )
-    folder = find_model(model)
+    folder = find_trained_model(model)
     found = network_folders(folder)
     for path in found.values():
         if is_electric(path):
@@ -108,6 +103,16 @@ def find_source(config: "PretrainConfig") -> SourceFolders:
         )
     generator = found.get("generator") if config.generator.kind == "transformer" else None
     return SourceFolders(found.get("discriminator"), generator)
+
+
+def find_trained_model(model: str) -> Path:
+    """Return the folder of a model; a TensorFlow checkpoint must be imported first."""
+    if find_checkpoint(model) is not None:
+        raise UserError(
+            f"{model} is a TensorFlow checkpoint: import it first, with: electra import "
+            f"{shlex.quote(model)} --out MODEL"
+        )
+    return find_model(model)
 
 
 def origin_name(model: str) -> str:
