@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.errors import UserError
+from electra.model_packages import check_files
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Encoder, EncoderConfig
 from electra.text.tokenizer import Vocabulary, load_tokenizer, special_names, vocabulary
@@ -45,7 +46,12 @@ TOKEN_TABLE = f"{BODY}embeddings.{EMBEDDINGS['token.weight']}"
 N = TypeVar("N", Generator, Discriminator)
 
 
-def export(network: Generator | Discriminator, folder: Path, pad_id: int) -> None:
+def export(
+    network: Generator | Discriminator,
+    folder: Path,
+    pad_id: int,
+    dtype: torch.dtype = torch.float32,
+) -> None:
     """Write one network, without the padding rows of its token table."""
     kind = "ElectraForMaskedLM" if isinstance(network, Generator) else "ElectraForPreTraining"
     config = network.encoder.config
@@ -54,20 +60,26 @@ def export(network: Generator | Discriminator, folder: Path, pad_id: int) -> Non
         named_tensors(network),
         transformers_config(config, kind, pad_id),
         config.vocab_size,
+        dtype,
     )
 
 
 def write_model(
-    folder: Path, tensors: Iterable[tuple[str, Tensor]], config: dict[str, Any], vocab_size: int
+    folder: Path,
+    tensors: Iterable[tuple[str, Tensor]],
+    config: dict[str, Any],
+    vocab_size: int,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write `model.safetensors` and `config.json`."""
+    """Write `model.safetensors`, in `dtype`, and `config.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {}
     for theirs, ours in tensors:
         tensor = ours.detach()
         if theirs.endswith(("word_embeddings.weight", "generator_lm_head.bias")):
             tensor = tensor[:vocab_size]
-        weights[theirs] = tensor.cpu().clone()  # safetensors refuses tensors that share memory
+        # safetensors refuses tensors that share memory
+        weights[theirs] = tensor.to("cpu", dtype, copy=True)
     save_tensors(folder / "model.safetensors", weights)
     text = json.dumps(config, indent=2, ensure_ascii=False)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
@@ -102,7 +114,7 @@ def transformers_config(config: EncoderConfig, kind: str, pad_id: int) -> dict[s
         "layer_norm_eps": 1e-12,
         "pad_token_id": pad_id,
         "tie_word_embeddings": True,
-        "dtype": "float32",
+        "dtype": "float32",  # of the loaded model, also where the file is in fp16
     }
 
 
@@ -201,6 +213,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             f"{folder} has no model.safetensors; weights in pickle form (.bin, .pt) are not loaded "
             "because they can run code: convert them to safetensors first."
         )
+    check_files(folder)
     try:
         weights = load_file(path)
     except (OSError, SafetensorError) as error:
