@@ -33,6 +33,10 @@ def test_an_installed_model_is_found_but_not_imported(installed, monkeypatch):
 
 
 def test_missing_files_of_an_installed_model(installed):
+    entries = installed("tiny-model-yy").parent / "tiny_model_yy-1.0.0.dist-info"
+    (entries / "entry_points.txt").write_text("[electra.models]\ntiny-model-yy = nowhere.at_all\n")
+    with pytest.raises(UserError, match="'tiny-model-yy' are missing"):
+        find_installed("tiny-model-yy")
     (installed("tiny-model-xx") / MANIFEST).unlink()
     with pytest.raises(UserError, match="'tiny-model-xx' are missing: install it again"):
         find_installed("tiny-model-xx")

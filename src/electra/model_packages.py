@@ -28,7 +28,10 @@ def find_installed(name: str) -> Path | None:
     entry = None if "/" in name else installed_models().get(name)
     if entry is None:
         return None
-    spec = importlib.util.find_spec(entry.module)
+    try:
+        spec = importlib.util.find_spec(entry.module)
+    except ModuleNotFoundError:  # the parent of a module with a dot is missing
+        spec = None
     for location in (spec and spec.submodule_search_locations) or ():
         if (Path(location) / MANIFEST).is_file():
             return Path(location)

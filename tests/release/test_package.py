@@ -173,6 +173,12 @@ def test_names_that_hide_a_python_package(name):
         check_name(name)
 
 
+def test_a_folder_on_the_path_is_not_a_python_package(tmp_path, monkeypatch):
+    (tmp_path / "tales").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert check_name("tales") == "tales"
+
+
 def test_a_model_can_be_released_again_while_it_is_installed(installed):
     installed("tiny-model-xx")
     assert check_name("tiny-model-xx") == "tiny_model_xx"

@@ -87,7 +87,9 @@ def check_name(name: str) -> str:
             "electra-small-en."
         )
     module = name.replace("-", "_")
-    if name not in installed_models() and importlib.util.find_spec(module):
+    spec = importlib.util.find_spec(module)
+    # Any folder on the path, such as the working directory, has a spec, but no origin.
+    if name not in installed_models() and spec and spec.origin:
         raise UserError(f"--name {name}: there is a Python package '{module}'; use another name.")
     return module
 
@@ -148,7 +150,7 @@ def pyproject(name: str, module: str, version: str, license_id: str) -> str:
     return (
         '[build-system]\nrequires = ["hatchling>=1.26"]\nbuild-backend = "hatchling.build"\n\n'
         f'[project]\nname = "{name}"\nversion = "{version}"\n'
-        f'description = "A pre-trained ELECTRA text encoder: discriminator and generator."\n'
+        'description = "A pre-trained ELECTRA text encoder."\n'
         f'readme = "README.md"\n{license_line}requires-python = ">=3.11"\n\n'
         f'[project.entry-points."{GROUP}"]\n{name} = "{module}"\n\n'
         f'[tool.hatch.build.targets.wheel]\npackages = ["{module}"]\n'
