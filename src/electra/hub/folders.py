@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.errors import UserError
+from electra.model_packages import check_files
 from electra.model_paths import SUBFOLDERS
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Encoder, EncoderConfig
@@ -46,7 +47,12 @@ TOKEN_TABLE = f"{BODY}embeddings.{EMBEDDINGS['token.weight']}"
 N = TypeVar("N", Generator, Discriminator)
 
 
-def export(network: Generator | Discriminator, folder: Path, pad_id: int) -> None:
+def export(
+    network: Generator | Discriminator,
+    folder: Path,
+    pad_id: int,
+    dtype: torch.dtype = torch.float32,
+) -> None:
     """Write one network, without the padding rows of its token table."""
     kind = "ElectraForMaskedLM" if isinstance(network, Generator) else "ElectraForPreTraining"
     config = network.encoder.config
@@ -55,17 +61,23 @@ def export(network: Generator | Discriminator, folder: Path, pad_id: int) -> Non
         named_tensors(network),
         transformers_config(config, kind, pad_id),
         config.vocab_size,
+        dtype,
     )
 
 
 def write_model(
-    folder: Path, tensors: Iterable[tuple[str, Tensor]], config: dict[str, Any], vocab_size: int
+    folder: Path,
+    tensors: Iterable[tuple[str, Tensor]],
+    config: dict[str, Any],
+    vocab_size: int,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write `model.safetensors` and `config.json`."""
+    """Write `model.safetensors`, in `dtype`, and `config.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {}
     for theirs, ours in without_padding(tensors, vocab_size):
-        weights[theirs] = ours.detach().cpu().clone()  # safetensors refuses shared memory
+        # safetensors refuses tensors that share memory
+        weights[theirs] = ours.detach().to("cpu", dtype, copy=True)
     save_tensors(folder / "model.safetensors", weights)
     text = json.dumps(config, indent=2, ensure_ascii=False)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
@@ -109,7 +121,7 @@ def transformers_config(config: EncoderConfig, kind: str, pad_id: int) -> dict[s
         "layer_norm_eps": 1e-12,
         "pad_token_id": pad_id,
         "tie_word_embeddings": True,
-        "dtype": "float32",
+        "dtype": "float32",  # of the loaded model, also where the file is in fp16
     }
 
 
@@ -234,6 +246,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             f"{folder} has no model.safetensors; weights in pickle form (.bin, .pt) are not loaded "
             "because they can run code: convert them to safetensors first."
         )
+    check_files(folder)
     try:
         weights = load_file(path)
     except (OSError, SafetensorError) as error:

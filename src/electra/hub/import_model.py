@@ -89,7 +89,7 @@ def import_model(
                     f"{source} is not a TensorFlow checkpoint: leave out --vocab, --cased, "
                     "--keep-accents and --heads, which its own files decide."
                 )
-            networks = dict(_load_folders(source))
+            networks = dict(load_folders(source))
         else:
             networks = dict(_load_checkpoint(prefix, options or TokenizerOptions(), heads))
         for name in found.keys() & networks.keys():
@@ -106,7 +106,7 @@ def import_model(
         for name, imported in found.items():
             extend_network_(imported.network, extended.first, [*extended.pieces.values()])
             found[name] = replace(imported, tokenizer=extended.tokenizer)
-    _write(found, out)
+    write_networks(found, out)
     return {name: imported.network for name, imported in found.items()}
 
 
@@ -138,7 +138,7 @@ def find_checkpoint(source: str) -> Path | None:
     return prefixes[0] if prefixes else None
 
 
-def _load_folders(source: str) -> Iterator[tuple[str, ImportedNetwork]]:
+def load_folders(source: str) -> Iterator[tuple[str, ImportedNetwork]]:
     """Load the networks of a run, a checkpoint of ours, a transformers folder or a Hub model."""
     for name, path in network_folders(find_model(source)).items():
         load = load_discriminator if name == "discriminator" else load_generator
@@ -289,7 +289,9 @@ def _missing(bundle: TensorBundle, name: str) -> UserError:
     return UserError(f"{bundle.prefix} has no {name}: it is not a complete ELECTRA checkpoint.")
 
 
-def _write(networks: dict[str, ImportedNetwork], out: Path) -> None:
+def write_networks(
+    networks: dict[str, ImportedNetwork], out: Path, dtype: torch.dtype = torch.float32
+) -> None:
     """Write the model folders under a temporary name, then rename their parent into place."""
     out = out.absolute()  # "." has no name
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -298,7 +300,7 @@ def _write(networks: dict[str, ImportedNetwork], out: Path) -> None:
         for name, imported in networks.items():
             config = imported.network.encoder.config
             pad_id = vocabulary(imported.tokenizer, imported.special_names).pad
-            export(imported.network, staging / name, pad_id)
+            export(imported.network, staging / name, pad_id, dtype)
             if imported.electric:
                 mark_electric(staging / name)
             save_tokenizer(
