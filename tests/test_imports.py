@@ -32,6 +32,7 @@ OPTIONAL = {
     "matplotlib",
     "pyarrow",
     "datasets",
+    "mwparserfromhell",
     "tensorboard",
     "torch.utils.tensorboard",
     "wandb",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from electra.text.readers import read_chunks
+from electra.text.plain_text import read_texts
 from electra.text.tokenizer import SPECIAL_NAMES, find_special, model_kind
 
 SAMPLE_BYTES = 10_000_000
@@ -102,7 +102,7 @@ def inspect_tokenizer(
 def sample_lines(inputs: Sequence[str | Path], text_field: str, limit: int) -> Iterator[list[str]]:
     """Yield the first lines of the text, one list per document."""
     left = limit
-    for chunk in read_chunks(inputs, text_field=text_field, size=1_000_000):
+    for chunk in read_texts(inputs, text_field=text_field, size=1_000_000):
         for document in chunk:
             yield document[:left].split("\n")
             left -= len(document.encode())
