@@ -36,6 +36,7 @@ OPTIONAL = {
     "matplotlib",
     "pyarrow",
     "datasets",
+    "mwparserfromhell",
     "tensorboard",
     "torch.utils.tensorboard",
     "wandb",
