@@ -33,8 +33,8 @@ from pathlib import Path
 import numpy as np
 
 from electra.text.encode import encode_with_library, open_tokenizer
+from electra.text.plain_text import read_texts
 from electra.text.prepare import new_job
-from electra.text.readers import read_chunks
 from electra.text.sources import find_sources
 from electra.text.tokenizer import load_tokenizer, train_tokenizer
 from electra.text.wordpiece_cache import WordPieceCache
@@ -114,7 +114,7 @@ def check(corpus: list[str], folder: Path) -> None:
     cache = WordPieceCache(tokenizer, job.dtype)
     for source in find_sources(corpus):
         tokens = 0
-        for chunk in read_chunks([source.name]):
+        for chunk in read_texts([source.name]):
             documents = list(map(str.encode, chunk))
             ids, lines = cache(documents)
             expected, counts = encode_with_library(tokenizer, job.dtype, documents)
@@ -183,7 +183,7 @@ def copy_text(inputs: list[str], out: Path, limit: int) -> int:
     """Write the first documents of the inputs to one file and return its size."""
     size = 0
     with out.open("w", encoding="utf-8") as file:
-        for chunk in read_chunks(inputs, size=1_000_000):
+        for chunk in read_texts(inputs, size=1_000_000):
             text = "\n\n".join(chunk) + "\n\n"
             file.write(text)
             size += len(text.encode())

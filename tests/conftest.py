@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -183,6 +184,44 @@ def model_folder(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactor
     export(Discriminator(Encoder(config)), folder, 0)
     save_tokenizer(tokenizer, folder, max_length=64)
     return folder
+
+
+@pytest.fixture(scope="session")
+def released(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package of the finished run, as `electra release` writes it; read only."""
+    from electra.release.package import release
+
+    out = tmp_path_factory.mktemp("weights") / "tiny-model-xx"
+    release(str(finished), out, name="tiny-model-xx", version="1.0.0", card=None)
+    return out
+
+
+@pytest.fixture
+def package(released: Path, tmp_path: Path) -> Path:
+    """A copy of that package, to be broken."""
+    return Path(shutil.copytree(released, tmp_path / "package"))
+
+
+@pytest.fixture
+def installed(released: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Put that package on the path as pip does; returns its folder with the networks."""
+
+    modules = []
+
+    def install(name: str) -> Path:
+        site, module = tmp_path / "site", name.replace("-", "_")
+        shutil.copytree(released / "tiny_model_xx", site / module)
+        info = site / f"{module}-1.0.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0.0\n")
+        (info / "entry_points.txt").write_text(f"[electra.models]\n{name} = {module}\n")
+        monkeypatch.syspath_prepend(site)
+        modules.append(module)
+        return site / module
+
+    yield install
+    for module in modules:  # a test may have imported it
+        sys.modules.pop(module, None)
 
 
 def marked(count: int, seed: int) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Configuration: there and back through YAML, and every way to get it wrong."""
 
 import re
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import pytest
 
@@ -230,3 +230,35 @@ def test_a_configuration_with_old_names_reads_as_the_same_one():
 def test_both_names_of_a_setting_are_refused():
     with pytest.raises(UserError, match="are the same setting"), pytest.warns(FutureWarning):
         from_dict(PretrainConfig, {"train": {"track": "wandb", "logger": "none"}})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    name: str = ""
+    rows: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lists:
+    sources: tuple[Source, ...] = ()
+    steps: tuple[int, ...] = ()
+
+
+def test_lists_of_any_length_hold_groups_or_values():
+    found = from_dict(Lists, {"sources": [{"name": "a"}, {"rows": "1e3"}], "steps": [1, "2"]})
+    assert found == Lists(sources=(Source(name="a"), Source(rows=1000)), steps=(1, 2))
+    assert from_dict(Lists, {"sources": []}) == Lists()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"steps": 3}, "'steps' is a list, not '3'"),
+        ({"steps": [1, "x"]}, "'steps' takes a whole number, not 'x'"),
+        ({"sources": ["a"]}, "'sources' is a list of groups of settings, not of 'a'"),
+        ({"sources": [{}, {"rosw": 1}]}, r"'sources\.2\.rosw': did you mean 'sources\.2\.rows'"),
+    ],
+)
+def test_mistakes_in_lists_are_named(values, message):
+    with pytest.raises(UserError, match=message):
+        from_dict(Lists, values)

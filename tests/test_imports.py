@@ -11,7 +11,7 @@ import pytest
 import electra
 
 SOURCE = Path(electra.__file__).parent
-TOOLS = {"errors", "config", "files", "jsonl", "device", "run_dir", "model_paths"}
+TOOLS = {"errors", "config", "files", "jsonl", "device", "run_dir", "model_packages", "model_paths"}
 """Small tools at the top level that every package may use."""
 ALLOWED = {
     **dict.fromkeys(TOOLS, TOOLS),
@@ -26,12 +26,17 @@ ALLOWED = {
 }
 ALLOWED["recipes"] = ALLOWED["bench"] = {*ALLOWED["train"], "train"}
 ALLOWED["finetune"] = {*ALLOWED["train"], "train", "tasks"}
-ALLOWED["studies"] = ALLOWED["demo"] = {*ALLOWED["finetune"], "finetune", "recipes"}
+ALLOWED["studies"] = ALLOWED["demo"] = ALLOWED["release"] = {
+    *ALLOWED["finetune"],
+    "finetune",
+    "recipes",
+}
 OPTIONAL = {
     "transformers",
     "matplotlib",
     "pyarrow",
     "datasets",
+    "mwparserfromhell",
     "tensorboard",
     "torch.utils.tensorboard",
     "wandb",

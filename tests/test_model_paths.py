@@ -67,6 +67,26 @@ def test_a_hub_name_is_downloaded_without_pickles(last, monkeypatch):
     assert not [p for p in asked[0][1] if p.endswith((".bin", ".pt", "*"))]
 
 
+def test_a_package_on_the_hub_is_downloaded_with_its_folders(released, monkeypatch):
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    kept = []
+    folder = released / "tiny_model_xx"
+    there = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
+    there += ["README.md", "discriminator/pytorch_model.bin", "run.py"]
+
+    def download(name, allow_patterns):
+        kept.extend(filter_repo_objects(there, allow_patterns=allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_model("somebody/tiny-model-xx", "generator") == folder / "generator"
+    files = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    networks = ("discriminator", "generator")
+    assert set(kept) == {"electra-model.json", *(f"{n}/{f}" for n in networks for f in files)}
+
+
 def test_an_error_of_the_hub_is_one_line(monkeypatch):
     import huggingface_hub
 

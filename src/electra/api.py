@@ -33,7 +33,7 @@ METHODS = {"classify": "classify", "regress": "classify", "tag": "tag", "qa": "a
 
 
 def load(model: str | PathLike[str], device: str | torch.device | None = None) -> "Model":
-    """Open a run, a checkpoint, a model folder, a fine-tuned folder or a Hub model.
+    """Open a run, a checkpoint, a (fine-tuned) model folder, an installed model or a Hub model.
 
     `device` is `cpu`, `cuda`, `cuda:1` or `mps`; without it, a GPU where there is one.
     """

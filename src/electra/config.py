@@ -50,9 +50,26 @@ def _build(kind: type[C], values: Mapping[str, Any], path: str, aliases: Mapping
             if not isinstance(value, Mapping):
                 raise UserError(f"'{path}{key}' is a group of settings, not one value.")
             built[key] = _build(types[key], value, f"{path}{key}.", aliases)
+        elif typing.get_args(types[key])[1:] == (...,):  # a list of any length
+            built[key] = _build_list(typing.get_args(types[key])[0], value, f"{path}{key}", aliases)
         else:
             built[key] = _convert(value, types[key], f"{path}{key}")
     return kind(**built)
+
+
+def _build_list(kind: Any, values: Any, key: str, aliases: Mapping[str, str]) -> tuple[Any, ...]:
+    """The entries of a list: groups of settings, or values of one type."""
+    if not isinstance(values, list):
+        raise UserError(f"'{key}' is a list, not '{values}'.")
+    if not dataclasses.is_dataclass(kind):
+        return tuple(_convert(value, kind, key) for value in values)
+    for value in values:
+        if not isinstance(value, Mapping):
+            raise UserError(f"'{key}' is a list of groups of settings, not of '{value}'.")
+    return tuple(
+        _build(kind, value, f"{key}.{number}.", aliases)  # type: ignore[arg-type]
+        for number, value in enumerate(values, 1)
+    )
 
 
 def override(config: C, assignments: Sequence[str]) -> C:

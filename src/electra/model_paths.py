@@ -1,10 +1,18 @@
-"""Find a model: in a run, in a checkpoint, in a folder of its own, or on the Hugging Face Hub."""
+"""Find a model: in a run, a checkpoint or a folder, by the name of a package, or on the Hub."""
 
 import difflib
+import warnings
 from pathlib import Path
 from typing import Literal
 
 from electra.errors import UserError, require
+from electra.model_packages import (
+    MANIFEST,
+    RELEASED,
+    find_installed,
+    find_package,
+    installed_models,
+)
 
 Network = Literal["discriminator", "generator", "encoder"]
 FOLDERS: dict[Network, tuple[str, ...]] = {
@@ -17,20 +25,29 @@ SUBFOLDERS = ("discriminator", "generator", "mlm", "model")
 
 
 def resolve_model(model: str, network: Network) -> Path:
-    """Return the folder of one network of a run, checkpoint, model folder or Hub model."""
+    """Return the folder of one network of a run, a folder, an installed model or a Hub model."""
     return find_network(find_model(model), network)
 
 
 def find_model(model: str) -> Path:
-    """Return the local folder of a model: a run's last checkpoint, the folder, or a download."""
+    """Return the folder of a model: a run's last checkpoint, a folder, a package or a download.
+
+    A folder here comes before an installed model of the same name, with a warning.
+    """
     path = Path(model).expanduser()
     if not path.is_dir():
-        return _download(model)
+        return find_installed(model) or _download(model)
+    if "/" not in model and model in installed_models():
+        warnings.warn(
+            f"'{model}' is a folder here and an installed model: the folder is used.", stacklevel=2
+        )
     checkpoints = sorted((path / "checkpoints").glob("step-*"))
     if checkpoints:
         return checkpoints[-1]
     if _holds_model(path):
         return path
+    if package := find_package(path):
+        return package
     if (path / "config.yaml").is_file():
         raise UserError(f"The run {path} has no checkpoint yet: continue it with --resume.")
     raise UserError(
@@ -65,14 +82,18 @@ def _holds_model(folder: Path) -> bool:
 def _download(model: str) -> Path:
     """Download a model from the Hub; names that cannot be one are refused at once."""
     path = Path(model)
+    if model in RELEASED:
+        raise UserError(f"The model '{model}' is not installed: run  {RELEASED[model]}")
     # A Hub name looks like a path of two parts, but its first part is no folder here.
     if path.exists() or model.count("/") != 1 or path.parent.exists() or model[0] in "./~":
         raise UserError(
-            f"There is no model at '{model}': give a run, a folder or a Hub name."
+            f"There is no model at '{model}': give a run, a folder, an installed model or a Hub "
+            f"name."
             f"{suggest_model(model)}"
         )
     hub = require("huggingface_hub", "hub")
-    wanted = ["config.json", "model.safetensors", "tokenizer*.json", "vocab.txt", "task.json"]
+    files = ["config.json", "model.safetensors", "tokenizer*.json", "vocab.txt", "task.json"]
+    wanted = [MANIFEST, *files, *(f"{sub}/{file}" for sub in SUBFOLDERS for file in files)]
     try:
         return Path(hub.snapshot_download(model, allow_patterns=wanted))
     except Exception as error:  # the library raises a dozen types; the first line says why
@@ -84,7 +105,10 @@ def _download(model: str) -> Path:
 
 
 def suggest_model(name: str) -> str:
-    """Return ` Did you mean '…'?` for a model nearby with a similar name, or nothing."""
+    """Return ` Did you mean '…'?` for a model with a similar name, or nothing.
+
+    Candidates are models in folders nearby, installed models and released ones.
+    """
     near = {Path(name).parent, Path("runs"), Path()}
     folders = [
         folder
@@ -93,9 +117,15 @@ def suggest_model(name: str) -> str:
         for folder in sorted(parent.iterdir())
         if folder.is_dir() and ((folder / "checkpoints").is_dir() or _holds_model(folder))
     ]
+    installed = installed_models()
     by_name = {str(folder): str(folder) for folder in folders}
     by_name = {folder.name: str(folder) for folder in folders} | by_name
+    by_name |= {model: model for model in (*RELEASED, *installed)}
     close = difflib.get_close_matches(name, by_name, n=1) or difflib.get_close_matches(
         Path(name).name, by_name, n=1
     )
-    return f" Did you mean '{by_name[close[0]]}'?" if close else ""
+    if not close:
+        return ""
+    found = by_name[close[0]]
+    install = "" if found in installed else RELEASED.get(found, "")
+    return f" Did you mean '{found}'?" + (f" It is installed by  {install}" if install else "")

@@ -309,3 +309,18 @@ def test_card_sets_pool_and_dropout(model_folder, tmp_path):
     save_task_model(model, tmp_path, card, 0)
     again, _ = load_task_model(tmp_path)
     assert again.head.pool == "max"
+
+
+@pytest.mark.parametrize(("kind", "head"), ALL)
+def test_weights_in_fp16_are_loaded_in_fp32(kind, head, tmp_path):
+    model, card = made(kind, head)
+    save_task_model(model, tmp_path, card, 0)
+    path = tmp_path / "model.safetensors"
+    save_file({k: t.half() for k, t in load_file(path).items()}, path, metadata={"format": "pt"})
+    loaded, _ = load_task_model(tmp_path)
+    for (name, found), (_, exact) in zip(
+        loaded.named_parameters(), model.named_parameters(), strict=True
+    ):
+        assert found.dtype == torch.float32
+        exact = exact[: len(found)]  # the table is stored without its padding
+        assert torch.equal(found, exact.half().float()), name

@@ -22,6 +22,11 @@ WORDS = 60
 VARIANTS = {
     "gdes": {"generator": {"tie": "gdes"}},
     "one body": {"generator": {"tie": "all", "width": 1.0}},
+    "generator first": {"generator_first": 0.5},
+    "one body, generator first": {
+        "generator": {"tie": "all", "width": 1.0},
+        "generator_first": 0.5,
+    },
     "unigram": {"generator": {"kind": "unigram"}},
     "holes in the vocabulary": {"absent": (1,)},
     "repeated draws": {"mask_sampling": "repeated", "mask_rate": 0.3},

@@ -121,6 +121,21 @@ def test_two_stages_agree_with_torch():
     assert (first + second) / 2 == pytest.approx(ours, rel=0.002)
 
 
+def test_a_generator_trained_first_agrees_with_torch():
+    """A quarter of the steps without the discriminator; no gradient of tied embeddings."""
+    generator = GeneratorConfig(width=0.5, tie="none")
+    config = ObjectiveConfig(generator_first=0.25)
+    ids = VocabInfo(mask_id=4, special_ids=(0, 1, 2, 3, 4))
+    objective = build(config, TINY, generator, ids)
+    assert not objective.update_progress(0.0)
+    first = torch_flops(objective, rows_of(TINY, 64))
+    assert objective.update_progress(0.25)
+    second = torch_flops(objective, rows_of(TINY, 64))
+    works = workloads_of("rtd", TINY, generator, 64, max_masked(64, 0.15, "round"), 0.25)
+    ours = 2 * row_flops(works, 64)
+    assert 0.25 * first + 0.75 * second == pytest.approx(ours, rel=0.002)
+
+
 @pytest.mark.parametrize("words", [19, 128])
 def test_the_mlm_head_agrees_with_torch(words):
     """A network of the model's size that predicts some words, or all of them."""

@@ -73,3 +73,50 @@ def test_each_stage_has_its_own_schedule(make):
     found = [objective.stage_progress(p) for p in (0.0, 0.25, 0.4999, 0.5, 0.75, 1.0)]
     assert found == pytest.approx([0, 0.5, 0.9998, 0, 0.5, 1])
     assert make("rtd").stage_progress(0.3) == 0.3
+
+
+@pytest.mark.parametrize("tie", ["embeddings", "none", "gdes", "all"])
+def test_the_generator_first_leaves_all_that_the_discriminator_uses(make, batch, reached, tie):
+    sizes = {"tie": tie, "width": 1.0 if tie == "all" else 0.5}
+    objective = make("rtd", generator=sizes, generator_first=0.25)
+    before = objective.networks()["discriminator"].state_dict()
+    before = {name: weights.clone() for name, weights in before.items()}
+    assert not objective.update_progress(0.24)
+    assert objective.stage_fraction == 0.25
+    found = reached(objective, batch)
+    assert found
+    assert all(name.startswith("generator.") for name in found)
+    assert ("generator.encoder.embeddings.token.weight" in found) == (tie == "none")
+    with torch.no_grad():
+        for p in objective.parameters():
+            if p.grad is not None:
+                p.add_(0.1)
+    for name, weights in objective.networks()["discriminator"].state_dict().items():
+        assert torch.equal(weights, before[name]), name
+
+
+def test_after_the_generator_both_networks_learn_as_in_rtd(make, batch, reached, ask):
+    objective, plain = make("rtd", generator_first=0.25), make("rtd")
+    assert {"loss", "mlm_loss"} <= objective.compute_metrics(ask(objective, batch)[2]).keys()
+    assert "recall" not in objective.compute_metrics(ask(objective, batch)[2])
+    assert objective.update_progress(0.25)
+    assert not objective.update_progress(0.26)
+    assert objective.stage_fraction == 0.75
+    assert reached(objective, batch) == reached(plain, batch)
+    _, output, sums = ask(objective, batch)
+    _, expected, expected_sums = ask(plain, batch)
+    assert torch.equal(output.loss, expected.loss)
+    assert sums == expected_sums
+    assert objective.compute_metrics(sums) == plain.compute_metrics(sums)
+
+
+def test_the_generator_first_schedule_and_a_restored_stage(make):
+    objective = make("rtd", generator_first=0.25)
+    found = [objective.stage_progress(p) for p in (0.0, 0.125, 0.25, 0.625, 1.0)]
+    assert found == pytest.approx([0, 0.5, 0, 0.5, 1])
+    objective.stage.fill_(2)  # as a checkpoint does
+    assert objective.in_second_stage
+    stages = [objective.in_second_stage for _ in objective.each_stage()]
+    assert stages == [False, True]
+    assert objective.in_second_stage
+    assert all(p.requires_grad for p in objective.parameters())

@@ -339,7 +339,7 @@ def test_resume_and_progress(run, corpus, tmp_path, read_files, stopping, monkey
     path = save(tmp_path / name, data)
     run("whole", inputs=[path])
     with monkeypatch.context() as patch:
-        patch.setattr("electra.text.prepare.encode_chunk", stopping(2))
+        patch.setattr("electra.text.encode.encode_chunk", stopping(2))
         with pytest.raises(KeyboardInterrupt):
             run("resumed", inputs=[path])
     states: list[Summary] = []

@@ -43,6 +43,8 @@ def test_metrics_of_a_known_case(tmp_path):
     assert report.tokens == 5
     assert report.unknown_rate == 1 / 5
     assert report.tokens_per_word == 5 / 4
+    assert report.tokens_per_character == 5 / 7
+    assert report.accents_lost_rate == 0
     assert report.continuation_rate == 1 / 5
     assert report.used_rate == 4 / 9  # ab, ##c, d and the unknown one
     assert ("x", "[UNK]") in report.examples
@@ -54,6 +56,9 @@ def test_warning_for_lost_accents(look):
     report = look(GERMAN)
     (warning,) = warned(report, "accents lost")
     assert report.changed_rate > 0.1
+    line = GERMAN.partition("\n")[0]
+    letters = [c for c in line if c.isalpha()]
+    assert report.accents_lost_rate == sum(c in "öäüÖ" for c in letters) / len(letters)
     assert not warned(report, "text changes")  # it has been said
     assert "ö→o" in warning
     assert "ü→u" in warning
@@ -95,6 +100,21 @@ def test_warning_for_text_without_spaces(look, text):
     assert warned(look(text, vocab_size=500), "text without spaces")
     assert not warned(look(text, kind="bpe", vocab_size=500), "text without spaces")
     assert not warned(look(ENGLISH), "text without spaces")
+
+
+def test_kana_keep_their_marks(look):
+    """が and か differ by what Unicode calls an accent."""
+    text = "がくせいがでんしゃでがっこうへいく。\n" * 20
+    (warning,) = warned(look(text, kind="unigram", vocab_size=40), "accents lost")
+    assert "が→か" in warning
+    report = look(text, kind="unigram", vocab_size=40, keep_accents=True)
+    assert report.accents_lost_rate == 0
+    assert report.changed_rate == 0
+
+
+def test_examples_without_spaces_are_shortened(look):
+    report = look("東京は日本の首都です。" * 9, other="中" * 500, vocab_size=100)
+    assert max(len(side) for pair in report.examples for side in pair) == 30
 
 
 def test_warning_for_unused_vocabulary(look, make_text):

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
 from electra.errors import UserError
 from electra.text import prepare as module
+from electra.text.inspect import inspect_tokenizer
 from electra.text.prepare import prepare_warnings
 from electra.text.shards import Shards
 from electra.text.tokenizer import load_tokenizer
@@ -224,3 +226,23 @@ def test_pipe_gives_the_shards_of_a_file(run, piped, corpus, tmp_path, read_file
     plain, through = (read_files(tmp_path / name) for name in ("file", "piped"))
     del plain["index.json"], through["index.json"]  # which name the input
     assert plain == through
+
+
+def test_own_unigram_without_pre_tokenizer(run, tmp_path, read_rows):
+    """A SentencePiece-like tokenizer.json for text without spaces, with its own special tokens."""
+    pieces = ["<pad>", "<s>", "</s>", "<mask>", "<unk>", "東京", "の", "駅", "で", "カメラ", "を"]
+    model = models.Unigram([(piece, -float(n)) for n, piece in enumerate(pieces)], 4)
+    own = Tokenizer(model)
+    own.add_special_tokens(pieces[:5])
+    (tmp_path / "own").mkdir()
+    own.save(str(tmp_path / "own" / "tokenizer.json"))
+    text = tmp_path / "ja.txt"
+    text.write_text("東京の駅でカメラを\n駅の東京\n\n" * 40, encoding="utf-8")
+    summary = run(inputs=[text], tokenizer=tmp_path / "own", length=16)
+    assert (summary.unknown, summary.lost_tokens, summary.text_tokens) == (0, 0, 40 * 9)
+    rows = read_rows(tmp_path / "shards")
+    row = np.concatenate([rows["held_out"], rows["train"]])[0, :16].tolist()
+    assert [i for i in row if i > 4] == [5, 6, 7, 8, 9, 10, 7, 6, 5]
+    report = inspect_tokenizer(load_tokenizer(tmp_path / "own"), [text])
+    assert (report.kind, report.unknown_rate, report.changed_rate) == ("Unigram", 0, 0)
+    assert report.tokens_per_character == 9 / 13

@@ -13,7 +13,6 @@ import pytest
 from electra import files
 from electra.errors import UserError
 from electra.text import encode
-from electra.text import prepare as module
 from electra.text.shards import Shards
 from electra.text.tokenizer import load_tokenizer
 
@@ -101,11 +100,11 @@ def test_interrupted_run_resumes(run, tmp_path, monkeypatch, read_files, stoppin
     run("whole")
     real, calls = encode.encode_chunk, []
     for stop in (0, 1, 3):
-        monkeypatch.setattr(module, "encode_chunk", stopping(stop))
+        monkeypatch.setattr(encode, "encode_chunk", stopping(stop))
         with pytest.raises(KeyboardInterrupt):
             run(f"cut{stop}")
         assert not (tmp_path / f"cut{stop}" / "index.json").exists()
-        monkeypatch.setattr(module, "encode_chunk", lambda *a: (calls.append(a[2]), real(*a))[1])
+        monkeypatch.setattr(encode, "encode_chunk", lambda *a: (calls.append(a[2]), real(*a))[1])
         calls.clear()
         assert run(f"cut{stop}").skipped == stop
         assert stop == min(calls)
@@ -115,7 +114,7 @@ def test_interrupted_run_resumes(run, tmp_path, monkeypatch, read_files, stoppin
 def test_damaged_journal_and_shard_are_redone(run, tmp_path, monkeypatch, read_files, stopping):
     run("whole")
     with monkeypatch.context() as patch:
-        patch.setattr(module, "encode_chunk", stopping(3))
+        patch.setattr(encode, "encode_chunk", stopping(3))
         with pytest.raises(KeyboardInterrupt):
             run()
     journal = tmp_path / "shards" / "journal.jsonl"
@@ -145,12 +144,12 @@ def test_text_repaired_before_resuming(run, tmp_path, monkeypatch, make_text, re
 def test_changed_chunk_is_redone(run, tmp_path, monkeypatch, corpus, read_files, stopping):
     text, real = tmp_path / "text.txt", encode.encode_chunk
     text.write_bytes(corpus.read_bytes())
-    monkeypatch.setattr(module, "encode_chunk", stopping(2))
+    monkeypatch.setattr(encode, "encode_chunk", stopping(2))
     with pytest.raises(KeyboardInterrupt):
         run(inputs=[text])
     first, rest = text.read_bytes()[:60], text.read_bytes()[60:]
     text.write_bytes(first.translate(bytes.maketrans(b"aeiou", b"eioua")) + rest)
-    monkeypatch.setattr(module, "encode_chunk", real)
+    monkeypatch.setattr(encode, "encode_chunk", real)
     assert run(inputs=[text]).skipped == 1
     run("fresh", inputs=[text])
     assert read_files(tmp_path / "shards") == read_files(tmp_path / "fresh")
@@ -303,10 +302,10 @@ def test_interrupted_pipe_resumes_with_the_same_text(
     run("whole")
     real, data = encode.encode_chunk, corpus.read_bytes()
     for text, skipped in ((data, 2), (data.swapcase(), 0)):
-        monkeypatch.setattr(module, "encode_chunk", stopping(2))
+        monkeypatch.setattr(encode, "encode_chunk", stopping(2))
         with pytest.raises(KeyboardInterrupt):
             run(f"cut{skipped}", inputs=[piped(data)])
-        monkeypatch.setattr(module, "encode_chunk", real)
+        monkeypatch.setattr(encode, "encode_chunk", real)
         assert run(f"cut{skipped}", inputs=[piped(text)]).skipped == skipped
     cut, whole = read_files(tmp_path / "cut2"), read_files(tmp_path / "whole")
     del cut["index.json"], whole["index.json"]

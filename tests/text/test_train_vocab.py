@@ -88,8 +88,8 @@ def test_too_small_vocabularies_are_refused(corpus, tmp_path):
 def test_rare_characters_do_not_fill_the_vocabulary(tmp_path):
     text = tmp_path / "a.txt"
     rare = "".join(chr(0x4E00 + i) for i in range(1500))
-    text.write_text("kari tomen " * 300 + rare, encoding="utf-8")
-    for size, expected in ((4100, 1000), (2000, 500)):
+    text.write_text("kari tomen \n" * 400_000 + rare, encoding="utf-8")
+    for size, expected in ((8000, 1000), (2000, 500)):
         tokenizer = train_tokenizer([text], tmp_path / str(size), vocab_size=size)
         singles = [t for t in tokenizer.get_vocab() if len(t) == 1]
         assert len(singles) == expected
@@ -99,6 +99,33 @@ def test_rare_characters_do_not_fill_the_vocabulary(tmp_path):
     text.write_text("龍龜" * 300 + rare, encoding="utf-8")
     tokenizer = train_tokenizer([text], tmp_path / "late", vocab_size=2000)
     assert {"龍", "龜"} <= set(tokenizer.get_vocab())  # frequent, though late in the order
+
+
+def test_scripts_of_many_characters_get_a_larger_alphabet(tmp_path):
+    """With 1,000 characters, one in three of this text would be unknown."""
+    text = tmp_path / "a.txt"
+    many = "".join(chr(0x4E00 + i) for i in range(1500))
+    text.write_text("\n".join([many] * 3), encoding="utf-8")
+    tokenizer = train_tokenizer([text], tmp_path / "t", vocab_size=8000)
+    assert 1 not in tokenizer.encode(many).ids
+    assert len(tokenizer.encode(many, add_special_tokens=False).ids) == 1500
+
+
+JAPANESE = ["東京の駅でカメラを見た。", "京都の駅でテレビを見る。", "東京でカメラとテレビを見た。"]
+
+
+def test_unigram_splits_text_without_spaces_by_script(tmp_path):
+    """Else a whole line is one word, and training takes minutes for megabytes."""
+    text = tmp_path / "a.txt"
+    text.write_text("\n".join(JAPANESE * 20) + "\nthe camera", encoding="utf-8")
+    tokenizer = train_tokenizer(
+        [text], tmp_path / "t", vocab_size=60, kind="unigram", keep_accents=True
+    )
+    words = tokenizer.pre_tokenizer.pre_tokenize_str("東京のカメラー、the ラ")
+    assert [word for word, _ in words] == ["▁東京", "の", "カメラー", "、the", "▁ラ"]
+    for line in [*JAPANESE, "the camera"]:
+        ids = tokenizer.encode(line, add_special_tokens=False).ids
+        assert tokenizer.decode(ids) == line
 
 
 def test_word_has_the_same_tokens_at_the_start_of_a_line(trained):

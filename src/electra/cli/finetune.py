@@ -196,7 +196,8 @@ def predict(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="The --out of `electra finetune`, or a name on the Hub."
+            metavar="MODEL",
+            help="The --out of `electra finetune`, an installed model, or a name on the Hub.",
         ),
     ],
     source: Annotated[

@@ -13,7 +13,8 @@ from electra.cli.train import Json
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="A run, a checkpoint, a model folder, or a name on the Hub."
+        metavar="MODEL",
+        help="A run, a checkpoint, a model folder, an installed model, or a name on the Hub.",
     ),
 ]
 

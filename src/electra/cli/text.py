@@ -35,8 +35,8 @@ Inputs = Annotated[
         help="Text files, folders, globs, pipes, or `hub:NAME` for a dataset of the Hugging Face "
         "Hub (`hub:NAME:CONFIG:SPLIT`). The ending gives the format: `.txt` (documents are "
         "separated by blank lines), `.jsonl`, `.csv`, `.tsv`, `.parquet`, optionally compressed "
-        "as `.gz`, `.xz`, `.bz2`, `.zst`. Tar and zip archives of these, and the output of "
-        "WikiExtractor, are read without unpacking.",
+        "as `.gz`, `.xz`, `.bz2`, `.zst`. Tar and zip archives of these, Wikipedia dumps "
+        "(`…-pages-articles.xml.bz2`) and the output of WikiExtractor are read without unpacking.",
         show_default=False,
     ),
 ]

@@ -45,7 +45,8 @@ def pretrain(
         str | None,
         typer.Argument(
             metavar="RECIPE",
-            help="A recipe (see `electra recipes`) or a YAML file; not needed with --resume.",
+            help="A recipe (see `electra recipes`) or a YAML file; not needed with --resume or "
+            "--init-from.",
             show_default=False,
         ),
     ] = None,
@@ -64,6 +65,17 @@ def pretrain(
             show_default="the recipe's",
         ),
     ] = None,
+    init_from: Annotated[
+        str | None,
+        typer.Option(
+            "--init-from",
+            metavar="MODEL",
+            help="Continue from the weights of a trained model: a run, a checkpoint, what `electra "
+            "import` wrote, a transformers folder or a Hub name. Sizes and tokenizer must be the "
+            "model's; without RECIPE they are taken from it.",
+            show_default=False,
+        ),
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Continue the run in --out; if there is none, start it."),
@@ -77,31 +89,44 @@ def pretrain(
     continues.
 
     Example: `electra pretrain paper.small --data shards --out runs/first --budget 2h`
+
+    Example: `electra pretrain --init-from runs/first --data mine --out runs/mine --budget 20min`
     """
     from electra.config import override
     from electra.errors import UserError
     from electra.recipes import recipe
+    from electra.recipes.continued import check_origin, continued, settings_given
     from electra.train.pretrain import resume as resume_run
     from electra.train.pretrain import start
 
     console, _ = consoles()
     if name is not None and "=" in name:
-        if not resume:
+        if not resume and init_from is None:
             raise UserError(f"'{name}' is a setting, not a recipe: name a recipe first.")
         settings = [name, *(settings or [])]
         name = None
     changes = [*(settings or []), *([] if budget is None else [f"train.budget={budget}"])]
     if resume and (out / "config.yaml").is_file():
         base = recipe(name) if name else None
+        check_origin(out, init_from)
         raise typer.Exit(resume_run(out, console, data, base=base, changes=changes))
-    if name is None and resume:
-        raise UserError(f"{out} holds no run: check --out, or name a recipe to start one there.")
-    if name is None:
+    if name is None and init_from is None:
+        if resume:
+            raise UserError(
+                f"{out} holds no run: check --out, or name a recipe to start one there."
+            )
         raise UserError("Name a recipe: 'electra recipes' lists them.")
     if data is None:
         raise UserError("Name the prepared text with --data; 'electra prepare' writes it.")
     changes.append(f"data.folder={data}")
-    raise typer.Exit(start(override(recipe(name), changes), out, console))
+    given = settings_given(name, changes)
+    if init_from is None:
+        assert name is not None
+        base = recipe(name)
+    else:
+        base, more = continued(name, init_from, data, budget)
+        given |= more
+    raise typer.Exit(start(override(base, changes), out, console, given))
 
 
 def evaluate(

@@ -15,6 +15,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.errors import UserError
+from electra.model_packages import check_files
+from electra.model_paths import SUBFOLDERS
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Encoder, EncoderConfig
 from electra.text.tokenizer import Vocabulary, load_tokenizer, special_names, vocabulary
@@ -45,7 +47,12 @@ TOKEN_TABLE = f"{BODY}embeddings.{EMBEDDINGS['token.weight']}"
 N = TypeVar("N", Generator, Discriminator)
 
 
-def export(network: Generator | Discriminator, folder: Path, pad_id: int) -> None:
+def export(
+    network: Generator | Discriminator,
+    folder: Path,
+    pad_id: int,
+    dtype: torch.dtype = torch.float32,
+) -> None:
     """Write one network, without the padding rows of its token table."""
     kind = "ElectraForMaskedLM" if isinstance(network, Generator) else "ElectraForPreTraining"
     config = network.encoder.config
@@ -54,23 +61,35 @@ def export(network: Generator | Discriminator, folder: Path, pad_id: int) -> Non
         named_tensors(network),
         transformers_config(config, kind, pad_id),
         config.vocab_size,
+        dtype,
     )
 
 
 def write_model(
-    folder: Path, tensors: Iterable[tuple[str, Tensor]], config: dict[str, Any], vocab_size: int
+    folder: Path,
+    tensors: Iterable[tuple[str, Tensor]],
+    config: dict[str, Any],
+    vocab_size: int,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write `model.safetensors` and `config.json`."""
+    """Write `model.safetensors`, in `dtype`, and `config.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {}
-    for theirs, ours in tensors:
-        tensor = ours.detach()
-        if theirs.endswith(("word_embeddings.weight", "generator_lm_head.bias")):
-            tensor = tensor[:vocab_size]
-        weights[theirs] = tensor.cpu().clone()  # safetensors refuses tensors that share memory
+    for theirs, ours in without_padding(tensors, vocab_size):
+        # safetensors refuses tensors that share memory
+        weights[theirs] = ours.detach().to("cpu", dtype, copy=True)
     save_tensors(folder / "model.safetensors", weights)
     text = json.dumps(config, indent=2, ensure_ascii=False)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def without_padding(
+    tensors: Iterable[tuple[str, Tensor]], vocab_size: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield named tensors, those with a row per token without the rows that pad them."""
+    for name, tensor in tensors:
+        per_token = name.endswith(("word_embeddings.weight", "generator_lm_head.bias"))
+        yield name, tensor[:vocab_size] if per_token else tensor
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -102,13 +121,13 @@ def transformers_config(config: EncoderConfig, kind: str, pad_id: int) -> dict[s
         "layer_norm_eps": 1e-12,
         "pad_token_id": pad_id,
         "tie_word_embeddings": True,
-        "dtype": "float32",
+        "dtype": "float32",  # of the loaded model, also where the file is in fp16
     }
 
 
 def load_discriminator(folder: Path) -> Discriminator:
     """Load a discriminator from a folder, of this project or of `ElectraForPreTraining`."""
-    return _load_weights(Discriminator(Encoder(read_config(folder))), folder)
+    return load_weights_(Discriminator(Encoder(read_config(folder))), folder)
 
 
 def load_encoder(folder: Path) -> Encoder:
@@ -122,7 +141,7 @@ def load_encoder(folder: Path) -> Encoder:
 
 def load_generator(folder: Path) -> Generator:
     """Load a generator from a folder, of this project or of `ElectraForMaskedLM`."""
-    return _load_weights(Generator(Encoder(read_config(folder))), folder)
+    return load_weights_(Generator(Encoder(read_config(folder))), folder)
 
 
 def load_tokenizer_and_vocab(folder: Path) -> tuple[Tokenizer, Vocabulary]:
@@ -172,8 +191,33 @@ def read_config(folder: Path) -> EncoderConfig:
         raise UserError(f"{path} has no {missing}; export or download the model again.") from None
 
 
-def _load_weights(network: N, folder: Path) -> N:
-    """Copy a folder's weights into a network; the names must match exactly."""
+def network_folders(folder: Path) -> dict[str, Path]:
+    """Return the folders of the pre-trained networks in the folder of a model, by name.
+
+    A folder that is a network itself is called by its head: `discriminator` or `generator`.
+    """
+    inside = [name for name in SUBFOLDERS if (folder / name / "config.json").is_file()]
+    found = {}
+    for name in inside or [""]:
+        path = folder / name
+        weights = read_weights(path)
+        heads = [
+            h for h in ("discriminator", "generator") if f"{h}_predictions.dense.weight" in weights
+        ]
+        if not heads:
+            raise UserError(
+                f"{path} has neither the head of a discriminator nor that of a generator: give a "
+                "pre-trained model, not a fine-tuned one or an encoder alone."
+            )
+        found[heads[0] if name in ("", "model") else name] = path
+    return found
+
+
+def load_weights_(network: N, folder: Path) -> N:
+    """Copy a folder's weights into a network; the names must match exactly.
+
+    Rows that pad the network's token table stay as they are.
+    """
     weights = read_weights(folder)
     output = weights.pop("generator_lm_head.weight", None)
     if output is not None and not torch.equal(output, weights.get(TOKEN_TABLE, output[:0])):
@@ -182,7 +226,8 @@ def _load_weights(network: N, folder: Path) -> N:
             "are supported."
         )
     kind = f"a {type(network).__name__.lower()}"
-    copy_weights(folder, weights, dict(named_tensors(network)), kind)
+    size = network.encoder.config.vocab_size
+    copy_weights(folder, weights, dict(without_padding(named_tensors(network), size)), kind)
     return network.eval()
 
 
@@ -201,6 +246,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             f"{folder} has no model.safetensors; weights in pickle form (.bin, .pt) are not loaded "
             "because they can run code: convert them to safetensors first."
         )
+    check_files(folder)
     try:
         weights = load_file(path)
     except (OSError, SafetensorError) as error:

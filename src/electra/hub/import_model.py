@@ -6,8 +6,8 @@ Every source becomes `OUT/discriminator` and `OUT/generator`, as a checkpoint of
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,18 +16,20 @@ from tokenizers import Tokenizer
 from electra.errors import UserError
 from electra.files import TEMPORARY
 from electra.hub.electric import is_electric, mark_electric
+from electra.hub.extend_vocabulary import extend_network_
 from electra.hub.folders import (
     export,
     load_discriminator,
     load_generator,
     load_tokenizer_and_vocab,
     named_tensors,
-    read_weights,
+    network_folders,
 )
 from electra.hub.tensor_bundle import TensorBundle, open_bundle
-from electra.model_paths import SUBFOLDERS, find_model
+from electra.model_paths import find_model
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Encoder, EncoderConfig
+from electra.text.extend_vocabulary import ExtendedTokenizer
 from electra.text.tokenizer import (
     from_vocab_file,
     read_json,
@@ -68,9 +70,11 @@ def import_model(
     *,
     options: TokenizerOptions | None = None,
     heads: int = 0,
+    extend: Callable[[Tokenizer], ExtendedTokenizer] | None = None,
 ) -> dict[str, Network]:
     """Import one or two models into a new folder; returns the networks by name.
 
+    `extend` returns a tokenizer with more pieces, for which the networks get rows.
     `heads` are the discriminator's attention heads in a TensorFlow checkpoint; 0 means one per 64
     of the hidden size, which is what google-research/electra always uses for the generator.
     """
@@ -85,7 +89,7 @@ def import_model(
                     f"{source} is not a TensorFlow checkpoint: leave out --vocab, --cased, "
                     "--keep-accents and --heads, which its own files decide."
                 )
-            networks = dict(_load_folders(source))
+            networks = dict(load_folders(source))
         else:
             networks = dict(_load_checkpoint(prefix, options or TokenizerOptions(), heads))
         for name in found.keys() & networks.keys():
@@ -97,7 +101,12 @@ def import_model(
             f"The vocabularies of {' and '.join(found)} differ: import networks that were trained "
             "together."
         )
-    _write(found, out)
+    if extend is not None:
+        extended = extend(next(iter(found.values())).tokenizer)
+        for name, imported in found.items():
+            extend_network_(imported.network, extended.first, [*extended.pieces.values()])
+            found[name] = replace(imported, tokenizer=extended.tokenizer)
+    write_networks(found, out)
     return {name: imported.network for name, imported in found.items()}
 
 
@@ -129,23 +138,11 @@ def find_checkpoint(source: str) -> Path | None:
     return prefixes[0] if prefixes else None
 
 
-def _load_folders(source: str) -> Iterator[tuple[str, ImportedNetwork]]:
+def load_folders(source: str) -> Iterator[tuple[str, ImportedNetwork]]:
     """Load the networks of a run, a checkpoint of ours, a transformers folder or a Hub model."""
-    folder = find_model(source)
-    inside = [name for name in SUBFOLDERS if (folder / name / "config.json").is_file()]
-    for name in inside or [""]:
-        path = folder / name
-        weights = read_weights(path)
-        network: Network
-        if "discriminator_predictions.dense.weight" in weights:
-            name, network = name or "discriminator", load_discriminator(path)
-        elif "generator_predictions.dense.weight" in weights:
-            name, network = name or "generator", load_generator(path)
-        else:
-            raise UserError(
-                f"{path} has neither the head of a discriminator nor that of a generator: import "
-                "a pre-trained model, not a fine-tuned one or an encoder alone."
-            )
+    for name, path in network_folders(find_model(source)).items():
+        load = load_discriminator if name == "discriminator" else load_generator
+        network: Network = load(path)
         tokenizer, _ = load_tokenizer_and_vocab(path)
         yield (
             name,
@@ -292,7 +289,9 @@ def _missing(bundle: TensorBundle, name: str) -> UserError:
     return UserError(f"{bundle.prefix} has no {name}: it is not a complete ELECTRA checkpoint.")
 
 
-def _write(networks: dict[str, ImportedNetwork], out: Path) -> None:
+def write_networks(
+    networks: dict[str, ImportedNetwork], out: Path, dtype: torch.dtype = torch.float32
+) -> None:
     """Write the model folders under a temporary name, then rename their parent into place."""
     out = out.absolute()  # "." has no name
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -301,7 +300,7 @@ def _write(networks: dict[str, ImportedNetwork], out: Path) -> None:
         for name, imported in networks.items():
             config = imported.network.encoder.config
             pad_id = vocabulary(imported.tokenizer, imported.special_names).pad
-            export(imported.network, staging / name, pad_id)
+            export(imported.network, staging / name, pad_id, dtype)
             if imported.electric:
                 mark_electric(staging / name)
             save_tokenizer(

@@ -141,8 +141,13 @@ class DisentangledEmbeddings(Embeddings):
         for table in (self.token, self.position, self.segment):
             table.weight.zero_()
 
+    @property
+    def source(self) -> Embeddings:
+        """The generator's embeddings."""
+        return self._source[0]
+
     def forward(self, ids: Tensor, segments: Tensor) -> Tensor:
-        (source,) = self._source
+        source = self.source
         there = source.position.weight[: ids.shape[1]].detach()
         x = self.token(ids) + F.embedding(ids, source.token.weight.detach())
         x = x + self.segment(segments) + F.embedding(segments, source.segment.weight.detach())
@@ -152,7 +157,7 @@ class DisentangledEmbeddings(Embeddings):
     @torch.no_grad()
     def merge_disentangled(self) -> Embeddings:
         """Return ordinary embeddings with the sums."""
-        block = copy.deepcopy(self._source[0])
+        block = copy.deepcopy(self.source)
         block.norm = copy.deepcopy(self.norm)
         for name in ("token.weight", "position.weight", "segment.weight"):
             block.get_parameter(name).add_(self.get_parameter(name))

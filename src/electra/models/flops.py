@@ -54,7 +54,12 @@ def row_flops(works: Iterable[Workload], length: int) -> int:
 
 
 def workloads_of(
-    kind: str, model: EncoderConfig, generator: GeneratorConfig, length: int, slots: int
+    kind: str,
+    model: EncoderConfig,
+    generator: GeneratorConfig,
+    length: int,
+    slots: int,
+    generator_first: float = 0.0,
 ) -> tuple[Workload, ...]:
     """Return the networks' workloads when `slots` positions are masked; the kept one is last.
 
@@ -75,4 +80,4 @@ def workloads_of(
     if kind == "two-stage":  # half of the steps each
         frozen = replace(mlm, step_fraction=0.5, trained=False)
         return replace(mlm, step_fraction=0.5), frozen, replace(kept, step_fraction=0.5)
-    return mlm, kept
+    return mlm, replace(kept, step_fraction=1 - generator_first)

@@ -24,7 +24,7 @@ from electra.objectives.replace_mlm import ReplaceMlm
 from electra.objectives.rtd import ReplacedTokenDetection
 from electra.objectives.rtd_masked import MaskedTokenDetection
 from electra.objectives.settings import Kind, ObjectiveConfig
-from electra.objectives.two_stage import TwoStage
+from electra.objectives.two_stage import GeneratorFirst, TwoStage
 
 Build = Callable[[ObjectiveConfig, EncoderConfig, GeneratorConfig, VocabInfo], Objective]
 
@@ -44,6 +44,8 @@ def build_rtd(
     generator_network: Generator | FrequencyGenerator
     if generator.kind == "transformer":
         generator_network, discriminator = build_pair(model, generator, vocab.absent_ids)
+        if config.generator_first:
+            return GeneratorFirst(config, generator_network, discriminator, vocab)
     else:
         discriminator = Discriminator(Encoder(model))
         init_attention_(model, discriminator.encoder)
@@ -134,6 +136,11 @@ def check_together(
             raise UserError(
                 f"objective.kind={kind} trains its generator, but a {generator.kind} generator has "
                 "no weights: set generator.kind=transformer."
+            )
+        if config.generator_first:
+            raise UserError(
+                f"objective.generator_first trains the generator, but a {generator.kind} generator "
+                "has no weights: set generator.kind=transformer, or leave it at 0."
             )
         if tie in ("all", "gdes"):
             raise UserError(

@@ -75,10 +75,12 @@ class Objective(nn.Module):
         self.counter[1].fill_(step)
         self.counter[2].fill_(first_row)
 
-    # Stages: only `TwoStage` has more than one.
+    # Stages: only the objectives of two_stage.py have more than one.
 
-    stage_fraction: ClassVar[float] = 1.0
-    """The length of a stage as a fraction of the run."""
+    @property
+    def stage_fraction(self) -> float:
+        """The length of the current stage as a fraction of the run."""
+        return 1.0
 
     def update_progress(self, progress: float) -> bool:
         """Prepare the step that starts at `progress`; return True when a new stage begins."""

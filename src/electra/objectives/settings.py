@@ -61,6 +61,11 @@ class ObjectiveConfig:
     """two-stage: initialise the discriminator from the generator, which needs equal sizes; without
     it the discriminator may keep predicting the majority class."""
 
+    generator_first: float = 0.0
+    """rtd: fraction of the run in which the generator is trained alone, before both networks are.
+    Meanwhile the discriminator and all weights that it uses stay as they are: for a discriminator
+    that was trained before, with a new generator (`--init-from`)."""
+
     def __post_init__(self) -> None:
         shares = (
             self.mask_token_prob,
@@ -74,6 +79,8 @@ class ObjectiveConfig:
             )
         if not 0 <= self.mask_rate_end < 1:
             raise UserError("objective.mask_rate_end must be at least 0 and below 1.")
+        if not 0 <= self.generator_first < 1:
+            raise UserError("objective.generator_first must be at least 0 and below 1.")
         if self.temperature < 1e-6:
             raise UserError("objective.temperature must be at least 1e-6.")
         weights = ("generator_weight", "discriminator_weight", "model_weight", "gate_weight")
@@ -90,6 +97,11 @@ class ObjectiveConfig:
                 not self.init_from_generator and self.kind != "two-stage",
                 "objective.init_from_generator is a setting of objective.kind=two-stage: set that, "
                 "or leave it at true.",
+            ),
+            (
+                self.generator_first > 0 and self.kind != "rtd",
+                "objective.generator_first is a setting of objective.kind=rtd: set that, or leave "
+                "it at 0.",
             ),
             (
                 self.mask_sampling == "repeated" and self.kind in ("adversarial", "electric"),

@@ -1,7 +1,7 @@
 """Encode one chunk of UTF-8 documents into one shard file: the work of a worker."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -14,10 +14,12 @@ from tokenizers import Tokenizer
 
 from electra.files import write_atomic
 from electra.text.layouts import Layout, Spans, build_rows, packed_spans, pair_spans
+from electra.text.plain_text import article_texts
 from electra.text.tokenizer import Vocabulary
+from electra.text.wikitext import WikiPage
 from electra.text.wordpiece_cache import WordPieceCache, batched, supports_cache
 
-Chunk = tuple[int, list[bytes]]
+Chunk = tuple[int, list[bytes | WikiPage]]
 """The chunk's number and its documents."""
 Encoder = Callable[[list[bytes]], tuple[npt.NDArray[Any], list[list[int]]]]
 """Documents -> all token ids, and for each document the number of tokens of each line."""
@@ -66,9 +68,10 @@ def shard_name(number: int) -> str:
     return f"shard-{number:05}.bin"
 
 
-def chunk_digest(documents: list[bytes]) -> str:
+def chunk_digest(documents: list[bytes | WikiPage]) -> str:
     """Hash a chunk's text, so that a later run recognizes the chunk."""
-    return hashlib.blake2b(b"\0".join([*documents, b""]), digest_size=16).hexdigest()
+    texts = [each.text if isinstance(each, WikiPage) else each for each in documents]
+    return hashlib.blake2b(b"\0".join([*texts, b""]), digest_size=16).hexdigest()
 
 
 def open_tokenizer(job: Job) -> Tokenizer:
@@ -89,10 +92,28 @@ def build_encoder(job: Job) -> Encoder:
     return partial(encode_with_library, tokenizer, job.dtype)
 
 
-def encode_chunk(job: Job, encode: Encoder, number: int, documents: list[bytes]) -> ChunkResult:
+def build_worker(job: Job) -> Callable[[Chunk], ChunkResult]:
+    """Return what a worker does with a chunk."""
+    encoder = build_encoder(job)
+    return lambda chunk: encode_chunk(job, encoder, *chunk)
+
+
+def plain_documents(documents: list[bytes | WikiPage]) -> Iterator[bytes]:
+    """Yield the documents, with the articles of Wikipedia dumps parsed."""
+    for each in documents:
+        if isinstance(each, WikiPage):
+            yield from map(str.encode, article_texts(each))
+        else:
+            yield each
+
+
+def encode_chunk(
+    job: Job, encode: Encoder, number: int, documents: list[bytes | WikiPage]
+) -> ChunkResult:
     """Tokenize the documents, lay them out as rows, held-out ones first, and write the shard."""
+    digest = chunk_digest(documents)
     groups: tuple[list[bytes], list[bytes]] = ([], [])
-    for document in documents:
+    for document in plain_documents(documents):
         groups[not is_held_out(document, job)].append(document)
     random = np.random.default_rng([job.seed, number])
     parts, text_tokens, lost, unknown = [], 0, 0, 0
@@ -111,15 +132,15 @@ def encode_chunk(job: Job, encode: Encoder, number: int, documents: list[bytes])
         sha256.update(buffer)
     return ChunkResult(
         number=number,
-        text=chunk_digest(documents),
+        text=digest,
         rows=sum(map(len, parts)),
         held_out=len(parts[0]),
         tokens=sum(int(part[:, -1].sum(dtype=np.int64)) for part in parts),
         text_tokens=text_tokens,
         lost_tokens=lost,
         unknown=unknown,
-        documents=len(documents),
-        text_bytes=sum(map(len, documents)),
+        documents=sum(map(len, groups)),
+        text_bytes=sum(len(document) for group in groups for document in group),
         size=sum(buffer.nbytes for buffer in buffers),
         sha256=sha256.hexdigest(),
     )

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from electra.text.readers import read_chunks
+from electra.text.plain_text import read_texts
 from electra.text.tokenizer import SPECIAL_NAMES, find_special, model_kind
 
 SAMPLE_BYTES = 10_000_000
 BATCH = 1000
 MAX_EXAMPLES = 5
+MAX_EXAMPLE_CHARS = 30
 # Scripts without spaces between words, by the first word of their Unicode character names.
 UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
 
@@ -40,12 +41,16 @@ class Report:
     unknown_rate: float
     """The share of tokens that are unknown."""
     tokens_per_word: float
+    tokens_per_character: float
+    """White space is not counted."""
     continuation_rate: float
     """The share of tokens that continue a word."""
     changed_rate: float
     """The share of words that differ after encoding and decoding, apart from case and spaces."""
     examples: tuple[tuple[str, str], ...]
     """Frequent words that differ after encoding and decoding."""
+    accents_lost_rate: float
+    """The share of letters that lose an accent or another mark."""
     used_rate: float
     """The share of the vocabulary that occurs in the text."""
     warnings: tuple[str, ...]
@@ -79,6 +84,8 @@ def inspect_tokenizer(
         count_lines(tokenizer, lines, special.get("unk"), counts)
     changed = changed_words(tokenizer, counts.words)
     words = max(1, counts.words.total())
+    characters = sum(len(word) * count for word, count in counts.words.items())
+    lost = lost_accents(tokenizer, counts.letters)
     tokens = max(1, counts.tokens)
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     report = Report(
@@ -89,9 +96,11 @@ def inspect_tokenizer(
         tokens=counts.tokens,
         unknown_rate=counts.unknown / tokens,
         tokens_per_word=counts.tokens / words,
+        tokens_per_character=counts.tokens / max(1, characters),
         continuation_rate=counts.continuations / tokens,
         changed_rate=sum(counts.words[word] for word, _ in changed) / words,
-        examples=tuple(changed[:MAX_EXAMPLES]),
+        examples=tuple((shorten(a), shorten(b)) for a, b in changed[:MAX_EXAMPLES]),
+        accents_lost_rate=lost.total() / max(1, counts.letters.total()),
         used_rate=len(counts.used) / size,
         warnings=(),
     )
@@ -102,7 +111,7 @@ def inspect_tokenizer(
 def sample_lines(inputs: Sequence[str | Path], text_field: str, limit: int) -> Iterator[list[str]]:
     """Yield the first lines of the text, one list per document."""
     left = limit
-    for chunk in read_chunks(inputs, text_field=text_field, size=1_000_000):
+    for chunk in read_texts(inputs, text_field=text_field, size=1_000_000):
         for document in chunk:
             yield document[:left].split("\n")
             left -= len(document.encode())
@@ -144,6 +153,11 @@ def changed_words(tokenizer: Tokenizer, words: Counter[str]) -> list[tuple[str, 
     return changed
 
 
+def shorten(text: str) -> str:
+    """Return the start of a long text; a sentence without spaces counts as a word."""
+    return text if len(text) <= MAX_EXAMPLE_CHARS else text[: MAX_EXAMPLE_CHARS - 1] + "…"
+
+
 def canonical(text: str) -> str:
     """Remove differences that do not matter: case, spaces and the form of accents."""
     return "".join(unicodedata.normalize("NFC", text).casefold().split())
@@ -183,14 +197,13 @@ def unknown_warnings(unknown_rate: float) -> Iterator[str]:
 def letter_warnings(tokenizer: Tokenizer, report: Report, letters: Counter[str]) -> Iterator[str]:
     """Yield warnings about accents, case and scripts."""
     total = max(1, letters.total())
-    normalizer = tokenizer.normalizer
-    plain = {c: normalizer.normalize_str(c).strip() if normalizer else c for c in letters}
-    lost = Counter({c: n for c, n in letters.items() if accented(c) and not accented(plain[c])})
-    if lost.total() / total > MANY_ACCENTS:
+    plain = normalized_letters(tokenizer, letters)
+    lost = lost_accents(tokenizer, letters)
+    if report.accents_lost_rate > MANY_ACCENTS:
         most = ", ".join(f"{c}→{plain[c]}" for c, _ in lost.most_common(5))
         yield (
-            f"accents lost: {lost.total() / total:.1%} of the letters lose their accent ({most}); "
-            "if accents distinguish words in this language, train with --keep-accents."
+            f"accents lost: {report.accents_lost_rate:.1%} of the letters lose their accent "
+            f"({most}); if accents distinguish words in this language, train with --keep-accents."
         )
     capitals = sum(n for c, n in letters.items() if c.isupper() and not plain[c].isupper())
     if capitals / total > MANY_CAPITALS:
@@ -202,11 +215,23 @@ def letter_warnings(tokenizer: Tokenizer, report: Report, letters: Counter[str])
     if report.kind == "WordPiece" and unspaced / total > MANY_UNSPACED:
         yield (
             f"text without spaces: {unspaced / total:.0%} of the letters belong to scripts without "
-            "spaces between words, which WordPiece needs; train with --kind unigram or bpe."
+            "spaces between words, which WordPiece needs; train with --kind unigram --keep-accents."
         )
     if report.changed_rate > MANY_CHANGED and not lost:
         pairs = ", ".join(f"{a}→{b}" for a, b in report.examples)
         yield f"text changes: {report.changed_rate:.1%} of the words change ({pairs})."
+
+
+def normalized_letters(tokenizer: Tokenizer, letters: Counter[str]) -> dict[str, str]:
+    """Return what the tokenizer makes of each letter."""
+    normalizer = tokenizer.normalizer
+    return {c: normalizer.normalize_str(c).strip() if normalizer else c for c in letters}
+
+
+def lost_accents(tokenizer: Tokenizer, letters: Counter[str]) -> Counter[str]:
+    """Return the letters that lose an accent, with their counts."""
+    plain = normalized_letters(tokenizer, letters)
+    return Counter({c: n for c, n in letters.items() if accented(c) and not accented(plain[c])})
 
 
 def accented(text: str) -> bool:

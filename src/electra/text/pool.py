@@ -1,4 +1,4 @@
-"""A pool of worker processes that encode chunks.
+"""A pool of worker processes that work on chunks.
 
 Unlike `multiprocessing.Pool` it keeps few chunks in memory and notices when a worker is killed.
 """
@@ -7,28 +7,29 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from electra.errors import UserError
-from electra.text.encode import Chunk, ChunkResult, Job, build_encoder, encode_chunk
+
+Chunk = TypeVar("Chunk")
+Result = TypeVar("Result")
 
 
 def run_worker(pipe: Connection) -> None:
-    """Receive a job, then encode the chunks that follow until the pipe closes."""
+    """Receive the work to do, then do it on the chunks that follow until the pipe closes."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process, one core
     # If the main process is killed, the pipe can fail in several ways: exit silently.
     with suppress(EOFError, OSError):
-        job = pipe.recv()
-        encode = build_encoder(job)
+        work = pipe.recv()()
         while True:
-            number, documents = pipe.recv()
-            result: ChunkResult | Exception
+            chunk = pipe.recv()
+            result: Any
             try:
-                result = encode_chunk(job, encode, number, documents)
+                result = work(chunk)
             except (OSError, MemoryError) as error:
                 result = error
             pipe.send(result)
@@ -47,12 +48,12 @@ def ignore_sigint() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-class WorkerPool:
-    """Worker processes for one job; leaving the context ends them."""
+class WorkerPool(Generic[Chunk, Result]):
+    """Worker processes, each with the function that `build` returns there; leaving ends them."""
 
-    def __init__(self, job: Job, workers: int) -> None:
+    def __init__(self, build: Callable[[], Callable[[Chunk], Result]], workers: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self.job = job
+        self.build = build
         self.free: list[Connection] = []
         self.busy: list[Connection] = []
         self.processes: list[Any] = []
@@ -65,7 +66,7 @@ class WorkerPool:
                 self.free.append(here)
                 self.processes.append(process)
 
-    def __enter__(self) -> "WorkerPool":
+    def __enter__(self) -> "WorkerPool[Chunk, Result]":
         return self
 
     def __exit__(
@@ -81,12 +82,12 @@ class WorkerPool:
                 process.terminate()
             process.join()
 
-    def map(self, chunks: Iterator[Chunk]) -> Iterator[ChunkResult]:
+    def map(self, chunks: Iterable[Chunk]) -> Iterator[Result]:
         """Yield results as they become ready; at most one chunk waits for a free worker."""
         # Sent here and not as an argument of the process: a child that is still reading its
         # arguments prints a traceback if this process is killed. Small arguments are read at once.
         for pipe in self.free:
-            send(pipe, self.job)
+            send(pipe, self.build)
         for chunk in chunks:
             if not self.free:
                 yield from self.collect()
@@ -96,7 +97,7 @@ class WorkerPool:
         while self.busy:
             yield from self.collect()
 
-    def collect(self) -> Iterator[ChunkResult]:
+    def collect(self) -> Iterator[Result]:
         """Wait for at least one worker and yield the results of all that are ready."""
         for pipe in wait(self.busy):
             assert isinstance(pipe, Connection)
@@ -111,7 +112,7 @@ class WorkerPool:
             yield result
 
 
-def send(pipe: Connection, message: Job | Chunk) -> None:
+def send(pipe: Connection, message: Any) -> None:
     """Send a message to a worker."""
     try:
         pipe.send(message)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ from electra.text.encode import (
     Chunk,
     ChunkResult,
     Job,
-    build_encoder,
-    encode_chunk,
+    build_worker,
     open_tokenizer,
 )
 from electra.text.inspect import unknown_warnings
@@ -179,14 +179,14 @@ def run(
             on_bytes=on_bytes,
             counts=counts,
         )
-        for number, texts in enumerate(chunks):
-            documents = list(map(str.encode, texts))
-            if earlier := writer.find_finished(number, documents):
+        for number, documents in enumerate(chunks):
+            chunk = number, [d.encode() if isinstance(d, str) else d for d in documents]
+            if earlier := writer.find_finished(chunk):
                 summary = replace(summary, skipped=summary.skipped + bool(earlier.rows))
                 summary = add_result(summary, earlier, job)
                 writer.add_finished(earlier)
             else:
-                yield number, documents
+                yield chunk
 
     with chunk_encoder(job, workers) as encode:
         for result in encode(new_chunks()):
@@ -232,14 +232,14 @@ EncodeFn = Callable[[Iterator[Chunk]], Iterator[ChunkResult]]
 def chunk_encoder(job: Job, workers: int) -> Iterator[EncodeFn]:
     """Yield a function that encodes chunks in this process or in worker processes."""
     if workers > 1:
-        with WorkerPool(job, workers) as pool:
+        with WorkerPool(partial(build_worker, job), workers) as pool:
             yield pool.map
         return
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one worker, one core
-    encoder = build_encoder(job)
+    encode = build_worker(job)
     try:
-        yield lambda chunks: (encode_chunk(job, encoder, *chunk) for chunk in chunks)
+        yield lambda chunks: map(encode, chunks)
     finally:
         if before is None:
             del os.environ["TOKENIZERS_PARALLELISM"]

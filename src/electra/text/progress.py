@@ -127,8 +127,10 @@ def inspect_table(report: "Report") -> Table:
             ("text sample", f"{report.text_bytes / 1e6:,.1f} MB, {report.words:,} words"),
             ("unknown tokens", f"{report.unknown_rate:.3%}"),
             ("tokens per word", f"{report.tokens_per_word:.2f}"),
+            ("tokens per character", f"{report.tokens_per_character:.2f}"),
             ("continuation tokens", f"{report.continuation_rate:.1%}"),
             ("words changed", f"{report.changed_rate:.2%}"),
+            ("accents lost", f"{report.accents_lost_rate:.2%} of the letters"),
             ("vocabulary used", f"{report.used_rate:.1%}"),
         ]
     )

@@ -12,6 +12,8 @@ from typing import Any
 from electra.errors import UserError, nearest, require
 from electra.text.archives import open_files
 from electra.text.sources import COMPRESSED, InputFile, OnBytes, Source, find_sources, texts
+from electra.text.wiki_dump import is_dump, read_dump, refuse_index
+from electra.text.wikitext import WikiPage
 
 CHUNK_BYTES = 8_000_000  # text in a chunk, which is the work for one shard
 MAX_DOCUMENT_CHARS = 1_000_000  # a longer document is split
@@ -22,6 +24,9 @@ BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
 # The first line of each document that WikiExtractor writes, and the start of its --json form.
 WIKI_DOC = re.compile(r'<doc id="[^"\n]*"[^\n]* title="[^\n]*">[ \t\r]*\n')
 WIKI_JSON = re.compile(r'\{"id": "[^"\n]*", (?:"revid": "[^"\n]*", )?"url": "')
+
+Document = str | WikiPage
+"""A text, or an article of a Wikipedia dump that is still to be parsed."""
 
 
 @dataclass(slots=True)
@@ -39,17 +44,17 @@ def read_chunks(
     on_bytes: OnBytes | None = None,
     size: int = CHUNK_BYTES,
     counts: RecordCounts | None = None,
-) -> Iterator[list[str]]:
+) -> Iterator[list[Document]]:
     """Yield lists of documents of about `size` bytes; the cuts depend only on the text."""
     sources = find_sources([str(name) for name in inputs])
     report = on_bytes or (lambda count: None)
-    chunk: list[str] = []
+    chunk: list[Document] = []
     chunk_size = 0
     empty = True
     for document in read_documents(sources, text_field, report, counts or RecordCounts()):
         empty = False
         chunk.append(document)
-        chunk_size += len(document) if document.isascii() else len(document.encode())
+        chunk_size += size_in_bytes(document)
         if chunk_size >= size:
             yield chunk
             chunk, chunk_size = [], 0
@@ -61,6 +66,13 @@ def read_chunks(
         )
 
 
+def size_in_bytes(document: Document) -> int:
+    """Return the size of a document as UTF-8."""
+    if isinstance(document, WikiPage):
+        return len(document.text)
+    return len(document) if document.isascii() else len(document.encode())
+
+
 def list_inputs(inputs: Sequence[str | Path]) -> str:
     """Format the first few inputs for an error."""
     names = ", ".join(f"'{name}'" for name in inputs[:3])
@@ -69,12 +81,13 @@ def list_inputs(inputs: Sequence[str | Path]) -> str:
 
 def read_documents(
     sources: list[Source], field: str, on_bytes: OnBytes, counts: RecordCounts
-) -> Iterator[str]:
+) -> Iterator[Document]:
     """Yield the documents of all sources; long ones are split, empty ones skipped."""
     for source in sources:
         found = False
         for document in read_source(source, field, on_bytes, counts):
-            for piece in split_long(document):
+            pieces = [document] if isinstance(document, WikiPage) else split_long(document)
+            for piece in pieces:
                 found = True
                 yield piece
         if not found and source.alone:
@@ -83,7 +96,7 @@ def read_documents(
 
 def read_source(
     source: Source, field: str, on_bytes: OnBytes, counts: RecordCounts
-) -> Iterator[str]:
+) -> Iterator[Document]:
     """Yield the documents of one source, which may be an archive of many files."""
     if source.kind == "hub":
         yield from count_records(read_hub(source, field), counts)
@@ -94,7 +107,7 @@ def read_source(
             yield from read_file(file, field, counts)
 
 
-def read_file(file: InputFile, field: str, counts: RecordCounts) -> Iterator[str]:
+def read_file(file: InputFile, field: str, counts: RecordCounts) -> Iterator[Document]:
     """Return the documents of one file, in the format of its ending or, for text, its content."""
     if file.kind in ("json", "jsonl", "ndjson"):
         return count_records(read_json(file, field), counts)
@@ -102,7 +115,10 @@ def read_file(file: InputFile, field: str, counts: RecordCounts) -> Iterator[str
         return count_records(read_table(file, field), counts)
     if file.kind == "parquet":
         raise UserError(f"'{file.name}' is a parquet file in an archive: unpack it first.")
+    refuse_index(file.name)
     start = file.head()[:10_000].decode(errors="replace")
+    if is_dump(start):
+        return read_dump(file)
     if WIKI_DOC.match(start):
         return read_wiki(file)
     if WIKI_JSON.match(start):

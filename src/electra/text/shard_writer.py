@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from electra.errors import UserError
 from electra.files import TEMPORARY, file_sha256, locked, write_atomic
-from electra.text.encode import ChunkResult, Job, chunk_digest, shard_name
+from electra.text.encode import Chunk, ChunkResult, Job, chunk_digest, shard_name
 from electra.text.shards import FORMAT, INDEX, TOKENIZER, read_index
 from electra.text.sources import Source
 from electra.text.tokenizer import save_tokenizer
@@ -135,8 +135,9 @@ class ShardWriter:
         """Save the tokenizer next to the shards."""
         save_tokenizer(Tokenizer.from_str(content), self.folder / TOKENIZER, names=names)
 
-    def find_finished(self, number: int, documents: list[bytes]) -> ChunkResult | None:
+    def find_finished(self, chunk: Chunk) -> ChunkResult | None:
         """Return the result of this chunk if its text is the same and its shard is intact."""
+        number, documents = chunk
         result = self.earlier.get(number)
         if result is None or result.text != chunk_digest(documents):
             return None

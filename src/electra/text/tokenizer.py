@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from electra.errors import UserError
 from electra.files import TEMPORARY, write_atomic
-from electra.text.readers import read_chunks
+from electra.text.plain_text import read_texts
 from electra.text.sources import pipes_as_files
 from electra.text.train_vocab import (
     MAX_WORD_CHARS,
@@ -299,7 +299,10 @@ def train_tokenizer(
     with pipes_as_files(inputs) as files:
 
         def lines() -> Iterator[list[str]]:
-            for chunk in read_chunks(files, text_field=text_field, on_bytes=progress):
+            workers = os.cpu_count() or 1
+            for chunk in read_texts(
+                files, text_field=text_field, on_bytes=progress, workers=workers
+            ):
                 for document in chunk:
                     yield document.split("\n")
 

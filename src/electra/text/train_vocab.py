@@ -20,8 +20,14 @@ from electra.errors import UserError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0 to 4
 MAX_WORD_CHARS = 200  # a longer word is unknown, as in google-research/electra
-MAX_ALPHABET = 1000  # characters of a WordPiece vocabulary; rarer ones are unknown
+MIN_ALPHABET = 1000  # characters of a WordPiece vocabulary; rarer ones are unknown
+COVERAGE = 0.9995  # a script of many characters, such as Chinese, gets more, for this share of text
 MIN_WORDPIECE = 64  # smallest WordPiece vocabulary
+# Runs of scripts without spaces between words: each is a word, or a text would be a single one.
+UNSPACED_RUN = (
+    r"▁?\p{Han}+|▁?\p{Hiragana}+|▁?[\p{Katakana}ー]+|▁?\p{Thai}+|▁?\p{Lao}+|▁?\p{Khmer}+|"
+    r"▁?\p{Myanmar}+"
+)
 
 Kind = Literal["wordpiece", "bpe", "unigram"]
 Lines = Callable[[], Iterator[list[str]]]
@@ -46,7 +52,7 @@ def train_wordpiece(lines: Lines, vocab_size: int, cased: bool, keep_accents: bo
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     # Each character needs up to two tokens (a, ##a): at most half of a small vocabulary.
-    alphabet = frequent_characters(lines, tokenizer, min(MAX_ALPHABET, vocab_size // 4))
+    alphabet = frequent_characters(lines, tokenizer, vocab_size // 4)
     continuation = [f"##{c}" for c in alphabet if is_inside_word(tokenizer, c)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
@@ -74,7 +80,10 @@ def train_wordpiece(lines: Lines, vocab_size: int, cased: bool, keep_accents: bo
 
 
 def frequent_characters(lines: Lines, tokenizer: Tokenizer, limit: int) -> list[str]:
-    """Return the most frequent characters of the normalized text, ordered by code point."""
+    """Return the most frequent characters of the normalized text, ordered by code point.
+
+    That is as many as cover nearly all of the text, but not fewer than 1,000, if they fit.
+    """
     raw_counts: npt.NDArray[np.int64] = np.zeros(0x110000, dtype=np.int64)
     for batch in lines():
         points = np.frombuffer("".join(batch).encode("utf-32-le"), dtype=np.uint32)
@@ -85,7 +94,10 @@ def frequent_characters(lines: Lines, tokenizer: Tokenizer, limit: int) -> list[
         for c in tokenizer.normalizer.normalize_str(chr(point)):
             if not c.isspace():
                 totals[c] = totals.get(c, 0) + int(raw_counts[point])
-    return sorted(sorted(totals, key=lambda c: (-totals[c], c))[:limit])
+    ordered = sorted(totals, key=lambda c: (-totals[c], c))
+    covered = np.cumsum([totals[c] for c in ordered])
+    needed = int(np.searchsorted(covered, COVERAGE * covered[-1])) + 1 if ordered else 0
+    return sorted(ordered[: min(limit, max(MIN_ALPHABET, needed))])
 
 
 def is_inside_word(tokenizer: Tokenizer, character: str) -> bool:
@@ -121,7 +133,9 @@ def train_unigram(lines: Lines, vocab_size: int, cased: bool, keep_accents: bool
     """Train SentencePiece's unigram model, which marks the start of words with ▁."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = build_normalizer(normalizers.NFKC, cased, keep_accents)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(), pre_tokenizers.Split(Regex(UNSPACED_RUN), "isolated")]
+    )
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size,

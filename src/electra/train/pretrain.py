@@ -3,7 +3,7 @@
 import shlex
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,14 @@ from electra.train.budget import parse_budget
 from electra.train.checkpoint import TrainState
 from electra.train.data import held_out_rows, open_data, rows_at, stream
 from electra.train.health import HealthCheck
-from electra.train.loop import Run, dry_run, train
+from electra.train.init_from import (
+    check_tokenizer,
+    describe_init,
+    keep_resolved,
+    load_init_,
+    resolve_init,
+)
+from electra.train.loop import Run, dry_run, run_validation, train
 from electra.train.metrics_log import MetricsLog, open_logger, read_metrics
 from electra.train.progress_view import ProgressView
 from electra.train.settings import MAY_CHANGE_ON_RESUME, PretrainConfig
@@ -50,14 +57,19 @@ from electra.train.step import Step
 from electra.train.validation import token_counts
 
 
-def start(config: PretrainConfig, out: Path, console: Console) -> int:
-    """Start a run in a new folder; returns the exit code."""
+def start(config: PretrainConfig, out: Path, console: Console, given: Collection[str] = ()) -> int:
+    """Start a run in a new folder; returns the exit code.
+
+    A run that starts from a trained model does not change the settings named in `given`.
+    """
     check_one_process()
     if (out / "config.yaml").exists():
         raise UserError(
             f"{out} already holds a run: add --resume to continue it, or choose another --out."
         )
     check_out_dir(out, "run")
+    if config.init_from.model:
+        config = resolve_init(config, given)
     config, shards, vocab = resolve_data(config)
     folder = str(shards.folder.resolve())  # absolute, to resume from anywhere
     config = replace(config, data=replace(config.data, folder=folder))
@@ -65,6 +77,9 @@ def start(config: PretrainConfig, out: Path, console: Console) -> int:
         try:
             shutil.copytree(shards.tokenizer, out / "tokenizer")
             save_config(config, out)
+            if config.init_from.model:
+                for line in describe_init(config, row_workloads(config), budget_steps(config)):
+                    console.print(line, soft_wrap=True, markup=False)
             return run_loop(config, out, shards, vocab, console)
         except Exception:
             if not read_metrics(out):  # failed before the first step: leave nothing behind
@@ -88,6 +103,9 @@ def resolve_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabu
             f"{shards.tokenizer} is not the tokenizer that its shards were prepared with: "
             "prepare the text again."
         )
+    if config.init_from.model:
+        check_tokenizer(config, shards)
+        return config, shards, vocab
     if config.model.vocab_size not in (0, vocab.size):
         raise UserError(
             f"model.vocab_size={config.model.vocab_size}, but the tokenizer of {shards.folder} has "
@@ -100,7 +118,8 @@ def row_workloads(config: PretrainConfig) -> tuple[Workload, ...]:
     """The work of each network per row and step."""
     length, o = config.data.seq_length, config.objective
     slots = max_masked(length, o.top_rate, o.mask_count_rounding)
-    return workloads_of(o.kind, config.model, config.generator, length, slots)
+    sizes = (config.model, config.generator, length, slots)
+    return workloads_of(o.kind, *sizes, o.generator_first)
 
 
 def flops_per_row(config: PretrainConfig) -> int:
@@ -133,7 +152,7 @@ def resume(
     check_one_process()
     config = read_run_config(out)
     check_unedited(config, out)
-    check_same(config, override(base or config, changes))
+    check_same(config, override(keep_resolved(base or config, config), changes))
     config = override(config, changes)
     if data is not None:  # the shards may have moved; their digest is compared when they are opened
         config = replace(config, data=replace(config.data, folder=str(data.resolve())))
@@ -200,7 +219,9 @@ def check_same(stored: PretrainConfig, wanted: PretrainConfig) -> None:
 
 def build_objective(config: PretrainConfig, vocab: Vocabulary) -> Objective:
     """The objective with freshly initialised networks."""
-    ids = VocabInfo(vocab.mask, vocab.special, vocab.absent)
+    # A trained model may have more rows than its tokenizer has tokens.
+    absent = (*vocab.absent, *range(vocab.size, config.model.vocab_size))
+    ids = VocabInfo(vocab.mask, vocab.special, absent)
     objective = build(config.objective, config.model, config.generator, ids)
     objective.set_seed(config.train.seed)
     objective.document_start_id = vocab.cls if config.data.document_mask else None
@@ -223,6 +244,8 @@ def run_loop(
         if not read_metrics(out):
             sizes = parameter_counts(run.objective)
             run.metrics_log.write("event", 0, message="started", parameters=sizes, kernels=kernels)
+            if config.init_from.sha256 and not config.objective.generator_first:
+                run_validation(run)  # of the model as it was, to compare with
         run.view.print(f"{_headline(run, shards)} Kernels: {kernels}.")
         batches = stream(
             shards, config.data.batch_size, config.train.seed, position, run.step.device
@@ -251,7 +274,10 @@ def build_run(
     loop = config.train
     set_cpu_threads(loop.threads)
     torch.manual_seed(loop.seed)
-    objective = build_objective(config, vocab).to(choose_device(loop.device))
+    objective = build_objective(config, vocab)
+    if config.init_from.model and not checkpoint.checkpoints(out):
+        load_init_(objective, config)
+    objective = objective.to(choose_device(loop.device))
     step = build_step(config, objective)
     state = load_latest(out, objective, step.optimizer, shards)
     metrics_log = MetricsLog(out)

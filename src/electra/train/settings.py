@@ -12,6 +12,7 @@ from electra.objectives.settings import ObjectiveConfig
 from electra.optim.adam import OptimConfig
 from electra.train.budget import parse_budget
 from electra.train.data import DataConfig
+from electra.train.init_from import InitFromConfig
 from electra.train.loop import LoopConfig
 
 MAY_CHANGE_ON_RESUME = frozenset(
@@ -53,6 +54,8 @@ class PretrainConfig:
     """The training data."""
     train: LoopConfig = field(default_factory=LoopConfig)
     """The training loop."""
+    init_from: InitFromConfig = field(default_factory=InitFromConfig)
+    """The trained model that the run starts from, if it does."""
 
     RENAMED_KEYS: ClassVar[Mapping[str, str]] = {
         "model.positions": "model.max_positions",

@@ -1,0 +1,42 @@
+"""The commands of docs/continue.md run, and the page says what the program says."""
+
+import re
+from pathlib import Path
+
+from electra.hub.folders import read_config
+from electra.train import checkpoint
+from electra.train.init_from import GENERATOR_FIRST, LR_DIVISOR, WARMUP
+from electra.train.metrics_log import read_metrics
+from electra.train.pretrain import read_run_config
+
+PAGE = (Path(__file__).parents[1] / "docs" / "continue.md").read_text(encoding="utf-8")
+
+
+def test_the_example(bash, tmp_path):
+    (script,) = re.findall(r"<!-- tested -->\n```bash\n(.*?)```", PAGE, re.S)
+    said = bash(script)
+    (printed,) = re.findall(r"```\n(new pieces: .*?)```", PAGE, re.S)
+    assert printed in said
+    assert "Starting from" in said
+    config = read_run_config(tmp_path / "runs" / "domain")
+    assert config.init_from.model == str(tmp_path / "models" / "domain")
+    assert config.init_from.sha256
+    assert config.init_from.generator_sha256
+    sizes = [
+        read_config(folder / "discriminator").vocab_size
+        for folder in (
+            checkpoint.checkpoints(tmp_path / "runs" / "general")[-1],
+            tmp_path / "models" / "domain",
+            checkpoint.checkpoints(tmp_path / "runs" / "domain")[-1],
+        )
+    ]
+    assert sizes[0] < sizes[1] == sizes[2]
+    first = next(m for m in read_metrics(tmp_path / "runs" / "domain") if m["kind"] == "held_out")
+    assert first["step"] == 0
+
+
+def test_the_page_names_the_defaults():
+    assert LR_DIVISOR == 5
+    assert "a fifth of the recipe's: 1e-4 for `paper.small`, 4e-5 for `paper.base`" in PAGE
+    assert f"| warm-up | {WARMUP:.0%}".replace("%", " %") in PAGE
+    assert f"for {GENERATOR_FIRST:.0%} of the run" in PAGE
