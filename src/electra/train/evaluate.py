@@ -21,7 +21,7 @@ def restore_run(run: Path) -> tuple[PretrainConfig, Objective]:
     last = last_checkpoint(run)
     config = read_run_config(last)
     objective = build_objective(config, load_vocabulary(resolve_model(str(last), "encoder")))
-    checkpoint.restore(last, objective)
+    checkpoint.restore_for_inference(last, objective)
     return config, objective.eval()
 
 

@@ -128,10 +128,14 @@ def train(run: Run, batches: Iterator[Tensor], stop: GracefulStop) -> None:
     take_step = run.graphed_step or run.step
     started = time.perf_counter() - state.seconds
     run.objective.train()
+    if run.step.ema is not None and not state.step:
+        run.step.ema.restart()  # from the weights that the run begins with
     while run.progress < 1 and stop.signal is None:
         rows = next(batches)
         if run.objective.update_progress(run.progress):  # a stage with another loss begins
             state.best = {}
+            if run.step.ema is not None:
+                run.step.ema.restart()  # the discriminator may have other weights now
         progress = run.objective.stage_progress(run.progress)
         rate = learning_rate(progress, run.stage_steps, run.optim)
         run.objective.set_step(state.step)
@@ -153,7 +157,7 @@ def train(run: Run, batches: Iterator[Tensor], stop: GracefulStop) -> None:
         save_checkpoint(run, metrics)
     else:
         metrics.check()
-        checkpoint.save(run.folder, state, run.objective, run.step.optimizer, pad_id=run.pad_id)
+        write_checkpoint(run)
 
 
 def dry_run(run: Run, rows: Tensor) -> None:
@@ -213,7 +217,8 @@ def _out_of_memory(run: Run) -> str:
 def run_validation(run: Run) -> None:
     """Measure on held-out text, log the metrics and warn of what looks wrong."""
     state, step = run.state, run.step
-    state.held_out = validate(step.objective, run.held_out, step.micro_batch, step.dtype)
+    with step.averaged_weights():
+        state.held_out = validate(step.objective, run.held_out, step.micro_batch, step.dtype)
     run.metrics_log.write("held_out", state.step, tokens=state.tokens, **state.held_out)
     update_view(run, held_out=state.held_out)
     if state.step < MIN_STEPS_FOR_WARNINGS:
@@ -236,8 +241,16 @@ def save_checkpoint(run: Run, metrics: "MetricAccumulator") -> None:
     check_finite({"held-out loss": state.held_out["loss"]}, state.step, metrics.last_good())
     if not state.best or state.held_out["loss"] < state.best["loss"]:
         state.best = {"step": state.step, "loss": state.held_out["loss"]}
-    checkpoint.save(run.folder, state, run.objective, run.step.optimizer, pad_id=run.pad_id)
+    write_checkpoint(run)
     checkpoint.prune(run.folder, state, keep_last=run.loop.keep_last, keep_best=run.loop.keep_best)
+
+
+def write_checkpoint(run: Run) -> None:
+    """Write a checkpoint of the current step."""
+    step = run.step
+    checkpoint.save(
+        run.folder, run.state, step.objective, step.optimizer, step.ema, pad_id=run.pad_id
+    )
 
 
 def update_view(run: Run, **metrics: dict[str, float]) -> None:

@@ -28,7 +28,8 @@ from electra.models.frequency_generator import FrequencyGenerator
 from electra.objectives.corrupt import max_masked
 from electra.objectives.kinds import build
 from electra.objectives.objective import Objective, VocabInfo
-from electra.optim.optimizer import Optimizer, build_optimizer
+from electra.optim.ema import WeightEma
+from electra.optim.optimizer import build_optimizer
 from electra.run_dir import GracefulStop, check_out_dir, lock_run_dir
 from electra.text.shards import Shards
 from electra.text.tokenizer import Vocabulary, fingerprint, load_tokenizer, load_vocabulary
@@ -253,7 +254,7 @@ def build_run(
     torch.manual_seed(loop.seed)
     objective = build_objective(config, vocab).to(choose_device(loop.device))
     step = build_step(config, objective)
-    state = load_latest(out, objective, step.optimizer, shards)
+    state = load_latest(out, step, shards)
     metrics_log = MetricsLog(out)
     metrics_log.rewind(state.step)
     with ProgressView(console, f"electra pretrain · {config.name} · {out}") as view:
@@ -298,19 +299,18 @@ def build_step(config: PretrainConfig, objective: Objective) -> Step:
         forward=torch.compile(objective, dynamic=False) if loop.compile else objective,
         dtype=dtype,
         micro_batch=config.data.batch_size // loop.grad_accumulation,
+        ema=WeightEma(dict(objective.named_parameters()), optim.ema) if optim.ema else None,
     )
 
 
-def load_latest(
-    out: Path, objective: Objective, optimizer: Optimizer, shards: Shards
-) -> TrainState:
+def load_latest(out: Path, step: Step, shards: Shards) -> TrainState:
     """Load the last checkpoint; without one, return the state of a new run."""
     checkpoint.clean(out)
     saved = checkpoint.checkpoints(out)
     if not saved:
-        set_unigram_counts(objective, shards)
+        set_unigram_counts(step.objective, shards)
         return TrainState(data_digest=shards.digest)
-    state = checkpoint.restore(saved[-1], objective, optimizer)
+    state = checkpoint.restore(saved[-1], step.objective, step.optimizer, step.ema)
     if state.data_digest != shards.digest:
         raise UserError(
             f"{shards.folder} is not the data that {out} was started with: give the same shards, "
