@@ -61,6 +61,10 @@ class WeightEma:
             p.copy_(self.averages[name])
             self.averages[name].copy_(weights)
 
+    def averages_of(self, parameter: Tensor) -> list[Tensor]:
+        """The average of a parameter, in a list that is empty if it has none."""
+        return [self.averages[name] for name, p in self.parameters.items() if p is parameter]
+
     def tensors(self) -> dict[str, Tensor]:
         """The state by name, as checkpoints store it."""
         return {"updates": self.updates, **self.averages}

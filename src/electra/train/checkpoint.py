@@ -46,7 +46,11 @@ class TrainState:
 
     step: int = 0
     rows: int = 0
-    """Position in the endless stream of rows."""
+    """Rows trained on."""
+    rows_of_length: dict[int, int] = field(default_factory=dict)
+    """The same for each sequence length: the position in its endless stream of rows."""
+    known_positions: int = 0
+    """Rows of the position table that were trained before the run, in a model that it continues."""
     tokens: int = 0
     """Tokens trained on: rows x length, padding included, as the paper counts."""
     seconds: float = 0.0
@@ -56,7 +60,21 @@ class TrainState:
     held_out: dict[str, float] = field(default_factory=dict)
     """Held-out metrics at this step, if validated."""
     best: dict[str, float] = field(default_factory=dict)
-    """Step and held-out loss of the best checkpoint."""
+    """Step, held-out loss and sequence length of the best checkpoint."""
+
+    def __post_init__(self) -> None:
+        # JSON has no numbers as keys; checkpoints of earlier versions have one length.
+        self.rows_of_length = {int(n): rows for n, rows in self.rows_of_length.items()}
+        if self.rows and not self.rows_of_length:
+            self.rows_of_length = {self.tokens // self.rows: self.rows}
+
+    def advance(self, rows: int, length: int) -> None:
+        """Count a step on a batch of so many rows."""
+        self.step += 1
+        self.rows += rows
+        self.rows_of_length[length] = self.rows_of_length.get(length, 0) + rows
+        self.tokens += rows * length
+        self.held_out = {}
 
 
 def save(
