@@ -23,6 +23,7 @@ from electra.train.evaluate import evaluate
 from electra.train.metrics_log import read_metrics
 from electra.train.phases import Phase, build_phases, extend_positions_, phase_at
 from electra.train.pretrain import build_run, flops_per_row, phase_steps, resume, start
+from electra.train.report import write_report
 from electra.train.settings import PretrainConfig
 from electra.train.step import Step
 
@@ -223,6 +224,8 @@ def test_metrics_name_the_phase(staged, with_train, tmp_path, console):
     printed = console.file.getvalue()
     assert "a step has 8 rows of 16 tokens, from 50% 4 rows of 32 tokens" in printed
     assert "Step 10: from here a step has 4 rows of 32 tokens. Kernels: plain modules." in printed
+    _, page = write_report(tmp_path / "run")
+    assert "4 rows of 32 tokens from step 10" in page.read_text()
     _, found = evaluate(tmp_path / "run", Path(config.data.folder), config.train.validate_rows)
     assert found["loss"] == pytest.approx(lines(tmp_path / "run", "held_out")[-1]["loss"], rel=1e-5)
 
