@@ -1,6 +1,7 @@
 """Phases of a run: what is read from the settings, which rows are trained on, and what resumes."""
 
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -269,6 +270,28 @@ def test_another_phase_frees_the_graph(staged, tmp_path, console):
         assert run.graphed_step is None
         assert run.step.micro_batch == 4
         assert run.held_out.shape[1] == 34
+
+
+def test_the_graph_of_a_phase_is_gone_before_the_next_is_captured(
+    staged, tmp_path, console, monkeypatch
+):
+    graphs = []
+
+    class Graph:
+        def __init__(self, step):
+            self.step = step
+
+        def __call__(self, rows, rate):
+            return self.step(rows, rate)
+
+    def dry_run(run, rows):
+        assert not any(graph() for graph in graphs)
+        run.graphed_step = Graph(run.step)
+        graphs.append(weakref.ref(run.graphed_step))
+
+    monkeypatch.setattr(loop, "dry_run", dry_run)
+    assert start(staged, tmp_path / "run", console) == 0
+    assert len(graphs) == 3
 
 
 def test_a_lack_of_memory_in_a_later_phase_shows_at_the_start(

@@ -94,6 +94,7 @@ def train(run: Run, stop: GracefulStop) -> None:
             metrics.report(rate)  # so that each report belongs to one phase
             state.seconds = time.perf_counter() - started  # with what the device had left to do
             batches.close()
+            take_step = run.step  # lets go of the CUDA graph, whose memory the next one needs
             begin_phase(run, phase)
             batches, take_step = run.batches(), run.graphed_step or run.step
             started = time.perf_counter() - state.seconds  # the clock stood still
