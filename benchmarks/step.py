@@ -36,7 +36,7 @@ def capture(config: PretrainConfig) -> tuple[GraphedStep, Tensor]:
     model = replace(config.model, vocab_size=VOCAB_SIZE)
     objective = build(config.objective, model, config.generator, VocabInfo(4, range(5)))
     step = build_step(config, objective.cuda().train())
-    batch, length = config.data.batch_size, config.data.seq_length
+    _, length, batch = config.data.single_phase("This benchmark")
     print(f"Kernels: {describe_kernels(step.objective, step.micro_batch, length)}")
     rows = torch.randint(5, VOCAB_SIZE, (batch, length + 2), dtype=torch.int32, device="cuda")
     rows[:, -2:] = torch.tensor([length // 2, length])
@@ -83,7 +83,7 @@ def main() -> None:
     milliseconds(replay, rows, 20)  # warm
     times = [milliseconds(replay, rows, 30) for _ in range(5)]
     middle = statistics.median(times)
-    tokens = config.data.batch_size * config.data.seq_length / middle / 1000
+    tokens = len(rows) * (rows.shape[1] - 2) / middle / 1000
     print(f"{middle:.3f} ms ({min(times):.3f} to {max(times):.3f}), {tokens:.3f} M tokens/s")
     if not args.launches:
         return

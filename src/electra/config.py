@@ -13,6 +13,7 @@ import dataclasses
 import inspect
 import math
 import textwrap
+import types
 import typing
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -218,6 +219,13 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
         if len(parts) != len(kinds):
             raise UserError(f"'{key}' takes {len(kinds)} values, not {len(parts)}.")
         return tuple(_convert(part, k, key) for part, k in zip(parts, kinds, strict=True))
+    if isinstance(kind, types.UnionType):  # int | str: a number, or a schedule as text
+        try:
+            return _convert(value, int, key)
+        except UserError:
+            if isinstance(value, str):
+                return value
+            raise
     try:
         if kind is bool:
             return {"true": True, "false": False}[str(value).lower()]

@@ -46,6 +46,33 @@ def other_data(tmp_path_factory) -> Path:
     return folder / "shards"
 
 
+def test_short_rows_first(electra, corpus, tokenizer_folder, tmp_path):
+    shards, run = tmp_path / "shards", tmp_path / "run"
+    prepare_it = ("prepare", corpus, "--tokenizer", tokenizer_folder, "--out", shards)
+    prepare_it += ("--workers", 1, "--held-out", 0.1)
+    code, out, err = electra(*prepare_it, "--length", "16,32")
+    assert code == 0, err
+    assert f"{shards / '16'}: prepared\n" in out
+    assert f"{shards / '32'}: prepared\n" in out
+    for wrong in ("16,x", "16,16", "16,4", ""):
+        code, _, err = electra(*prepare_it, "--length", wrong)
+        assert (code, err.count("\n")) == (2, 1), err
+        assert "--length is" in err
+    settings = (*QUICK, "data.seq_length=16,32@0.5")
+    code, out, err = electra(
+        *("pretrain", "toy", "--data", shards, "--out", run, "--budget", "20steps", *settings)
+    )
+    assert code == 0, err
+    assert "Step 10: from here a step has 4 rows of 32 tokens." in out
+    assert electra("evaluate", run, "--data", shards)[0] == 0
+    code, out, err = electra("flops", "toy", "data.seq_length=16,32@0.5")
+    assert code == 0, err
+    assert "16 rows of 16, then 8 rows of 32 per step" in " ".join(out.split())
+    code, _, err = electra("bench", "pretrain", "toy", "--data", shards, *settings)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "takes one data.seq_length" in err
+
+
 def test_from_text_to_answers(electra, corpus, tmp_path):
     tokenizer, shards, run = (tmp_path / name for name in ("tokenizer", "shards", "[run]"))
     code, _, err = electra("tokenizer", "train", corpus, "--out", tokenizer, "--vocab-size", 150)

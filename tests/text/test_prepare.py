@@ -246,3 +246,28 @@ def test_own_unigram_without_pre_tokenizer(run, tmp_path, read_rows):
     report = inspect_tokenizer(load_tokenizer(tmp_path / "own"), [text])
     assert (report.kind, report.unknown_rate, report.changed_rate) == ("Unigram", 0, 0)
     assert report.tokens_per_character == 9 / 13
+
+
+def test_several_lengths_have_a_folder_each(tmp_path):
+    folders = module.folders_of_lengths
+    assert folders("32", tmp_path, ["text.txt"]) == {32: tmp_path}
+    expected = {32: tmp_path / "32", 64: tmp_path / "64"}
+    assert folders("32, 64", tmp_path, ["text.txt"]) == expected
+    (tmp_path / "32").mkdir()  # an earlier, interrupted preparation
+    assert folders("32,64", tmp_path, ["text.txt"]) == expected
+    for wrong in ("", "32,", "32,32", "32;64", "1e3"):
+        with pytest.raises(UserError, match="--length is"):
+            folders(wrong, tmp_path, ["text.txt"])
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "index.json").touch()
+    with pytest.raises(UserError, match="is not empty"):
+        folders("32,64", other, ["text.txt"])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no named pipes there")
+def test_a_pipe_has_one_length(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="can be read only once"):
+        module.folders_of_lengths("32,64", tmp_path / "out", [str(tmp_path / "pipe")])
+    assert module.folders_of_lengths("32", tmp_path, [str(tmp_path / "pipe")]) == {32: tmp_path}

@@ -150,7 +150,7 @@ def test_the_best_is_the_one_with_the_lowest_held_out_loss(
         "step-00000008",
     ]
     last = checkpoint.read_state(checkpoint.checkpoints(tmp_path / "run")[-1])
-    assert last.best == {"step": 4, "loss": 2.0}
+    assert last.best == {"step": 4, "loss": 2.0, "seq_length": 32}
 
 
 def test_no_pickle_anywhere(finished):

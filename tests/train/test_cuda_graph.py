@@ -18,6 +18,7 @@ SETTINGS = {
     "rtd": (),
     "micro-batches": ("train.grad_accumulation=4",),
     "two stages": TWO_STAGES,
+    "average": ("optim.ema=0.9",),
     "mask rate schedule": ("objective.mask_rate=0.05", "objective.mask_rate_end=0.5"),
 }
 
@@ -92,7 +93,9 @@ def test_a_replay_equals_the_step(name, tiny, make_step, capture):
         for number, batch in enumerate(rows):
             step.objective.update_progress(number / 5)
             sums.append(take_step(batch, number / 1024).clone())
-        found[kind] = sums, [p.detach().clone() for p in step.objective.parameters()]
+        averages = step.ema.tensors().values() if step.ema else ()
+        held = (*step.objective.parameters(), *averages)
+        found[kind] = sums, [t.detach().clone() for t in held]
     for plain, replayed in zip(*found.values(), strict=True):
         for one, two in zip(plain, replayed, strict=True):
             assert torch.equal(one, two)
@@ -107,6 +110,7 @@ def test_the_capture_changes_nothing(name, tiny, make_step, capture):
     held = [
         *objective.parameters(),
         *(m for p in objective.parameters() for m in step.optimizer.moments(p).values()),
+        *(step.ema.tensors().values() if step.ema else ()),
     ]
     before = [t.detach().clone() for t in held]
     rate, second = objective.mask_rate, objective.in_second_stage

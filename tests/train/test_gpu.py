@@ -164,6 +164,35 @@ def test_a_replay_in_bf16_is_the_step_within_its_noise(on_cuda, with_train, tmp_
     assert graph == pytest.approx(plain, rel=2e-2)
 
 
+@pytest.mark.parametrize("setting", ["optim.clip_by=joint", "optim.clip_by=network"])
+def test_a_replay_averages_the_weights(setting, on_cuda, with_train, tmp_path, console):
+    """With the fused optimizer and without: as the run without a graph, and as NumPy would."""
+    config = override(with_train(on_cuda, budget="20steps"), [setting, "optim.ema=0.9"])
+    found = {}
+    for name in ("graph", "plain"):
+        start(with_train(config, cuda_graph=name == "graph"), tmp_path / name, console)
+        last = checkpoint.checkpoints(tmp_path / name)[-1]
+        found[name] = load_file(last / "ema.safetensors")
+        assert found[name].pop("updates").item() == 20
+        held_out = [m["loss"] for m in read_metrics(tmp_path / name) if m["kind"] == "held_out"]
+        assert held_out[-1] < held_out[0]
+    for name, average in found["graph"].items():
+        scale = weights(tmp_path / "graph")[name].abs().max().item()
+        assert (average - found["plain"][name]).abs().max().item() < 0.05 * scale + 1e-3, name
+
+
+def test_another_phase_has_another_graph(on_cuda, tmp_path, console, data_folder):
+    """On the device a batch that grows: as without graphs, and the old graph's memory is freed."""
+    config = override(on_cuda, ["data.batch_size=4,16@0.5", "train.budget=20steps"])
+    start(override(config, ["train.cuda_graph=false"]), tmp_path / "plain", console)
+    start(config, tmp_path / "graph", console)
+    plain, graph = (losses(tmp_path / n, "mlm_loss") for n in ("plain", "graph"))
+    assert len(graph) == 20
+    assert graph == pytest.approx(plain, rel=2e-2)
+    sizes = [m["batch_size"] for m in read_metrics(tmp_path / "graph") if m["kind"] == "train"]
+    assert sizes == [4] * 10 + [16] * 10
+
+
 @pytest.fixture
 def build_run(on_cuda, tmp_path, console):
     """A run on the device after its dry run, and its first rows."""

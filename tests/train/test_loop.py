@@ -11,11 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from electra.config import override
 from electra.errors import UserError
 from electra.objectives.rtd import ReplacedTokenDetection
 from electra.text.tokenizer import load_vocabulary
 from electra.train import checkpoint, loop, pretrain
 from electra.train.data import open_data, rows_at
+from electra.train.evaluate import evaluate
 from electra.train.metrics_log import read_metrics
 from electra.train.pretrain import build_run, start
 from electra.train.step import Step
@@ -77,6 +79,42 @@ def test_the_stored_curve(tiny, with_train, tmp_path, console):
     assert len(found["mlm_loss"]) == 20
     for name, values in stored.items():
         assert found[name] == pytest.approx(values, rel=1e-3), name
+
+
+def test_the_average_of_the_weights(tiny, tmp_path, console):
+    """Validation and the exported folders use it; training goes on with the weights themselves."""
+    with_ema = replace(tiny, optim=replace(tiny.optim, ema=0.9))
+    plain = trained(tiny, tmp_path / "plain", console)
+    weights = trained(with_ema, tmp_path / "ema", console)
+    for name, tensor in plain.items():
+        assert torch.equal(weights[name], tensor), name
+    assert metrics_of(tmp_path / "plain")[-1]["loss"] == metrics_of(tmp_path / "ema")[-1]["loss"]
+    last = checkpoint.checkpoints(tmp_path / "ema")[-1]
+    averages = load_file(last / "ema.safetensors")
+    for name in ("discriminator", "generator"):
+        exported = load_file(last / name / "model.safetensors")
+        key = f"{name}.encoder.layers.0.up_proj.bias"
+        assert torch.equal(
+            exported["electra.encoder.layer.0.intermediate.dense.bias"], averages[key]
+        )
+        assert not torch.equal(averages[key], weights[key])
+    held_out = metrics_of(tmp_path / "ema", "held_out")[-1]
+    assert held_out["loss"] != metrics_of(tmp_path / "plain", "held_out")[-1]["loss"]
+    # `evaluate` measures what is exported
+    _, found = evaluate(tmp_path / "ema", Path(tiny.data.folder), tiny.train.validate_rows)
+    assert found["loss"] == pytest.approx(held_out["loss"], rel=1e-5)
+
+
+def test_a_new_stage_begins_a_new_average(tiny, with_train, tmp_path, console):
+    """The discriminator has taken over the generator's weights, far from its own average."""
+    config = override(
+        with_train(tiny, checkpoint_every=11, keep_last=9),
+        ["objective.kind=two-stage", "generator.tie=none", "generator.width=1", "optim.ema=0.999"],
+    )
+    assert start(config, tmp_path / "run", console) == 0
+    first, last = checkpoint.checkpoints(tmp_path / "run")
+    assert load_file(first / "ema.safetensors")["updates"].item() == 1
+    assert load_file(last / "ema.safetensors")["updates"].item() == 10
 
 
 @pytest.mark.parametrize("pieces", [2, 4])

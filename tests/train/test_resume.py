@@ -54,7 +54,8 @@ def same_files(a: Path, b: Path) -> None:
     """The last checkpoints of two runs hold the same bits."""
     last_a, last_b = checkpoint.checkpoints(a)[-1], checkpoint.checkpoints(b)[-1]
     assert last_a.name == last_b.name
-    for name in ("model", "optimizer", "random"):
+    assert sorted(p.name for p in last_a.iterdir()) == sorted(p.name for p in last_b.iterdir())
+    for name in sorted(p.stem for p in last_a.glob("*.safetensors")):
         one, two = (load_file(c / f"{name}.safetensors") for c in (last_a, last_b))
         assert one.keys() == two.keys()
         for key in one:
@@ -118,6 +119,19 @@ def test_a_signal_saves_and_leaves_with_a_clear_line(straight, tmp_path, number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     same_files(reference, out)
+
+
+def test_the_average_of_the_weights_resumes(tiny, with_train, tmp_path, console):
+    config = with_train(tiny, checkpoint_every=7, keep_last=9)
+    config = replace(config, optim=replace(config.optim, ema=0.9))
+    start(config, tmp_path / "straight", console)
+    shutil.copytree(tmp_path / "straight", tmp_path / "again")
+    for later in checkpoint.checkpoints(tmp_path / "again")[1:]:
+        shutil.rmtree(later)
+    assert resume(tmp_path / "again", console) == 0
+    last = checkpoint.checkpoints(tmp_path / "again")[-1]
+    assert load_file(last / "ema.safetensors")["updates"].item() == 20
+    same_files(tmp_path / "straight", tmp_path / "again")
 
 
 def test_a_second_signal_aborts_and_the_handlers_come_back():

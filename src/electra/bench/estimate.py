@@ -33,6 +33,7 @@ def estimate_run(config: PretrainConfig, duration: str, console: Console) -> Est
     """Train for `duration` and extrapolate to the budget of the recipe."""
     if parse_budget(duration).unit != "seconds":
         raise UserError(f"--for {duration} is not a time: write for example 3min.")
+    config.data.single_phase("electra bench estimate")
     config = resolve_data(config)[0]  # FLOPs depend on the vocabulary
     total = total_steps(config)
     with tempfile.TemporaryDirectory() as folder:

@@ -56,10 +56,11 @@ def bench_pretrain(
     """Measure electra, and transformers if `peer_steps` is not 0."""
     if config.objective.kind != "rtd":
         raise UserError("transformers has only objective.kind=rtd: leave out objective.kind.")
+    phase = config.data.single_phase("electra bench pretrain")
     config, shards, vocab = resolve_data(config)
     device = choose_device(config.train.device)
     peak = measure_peak(device, choose_precision(config.train.precision, device))
-    limit = peak / flops_per_row(config) * config.data.seq_length
+    limit = peak / flops_per_row(config) * phase.seq_length
     speeds = {"electra": ours(config, steps, limit, console)}
     if peer_steps:
         speeds["transformers"] = theirs(config, peer_steps, limit, shards, vocab)
@@ -94,7 +95,7 @@ def theirs(
     optimizer = torch.optim.AdamW(pair.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     maskable = torch.ones(config.model.vocab_size, dtype=torch.bool, device=device)
     maskable[list(vocab.special)] = False
-    rows = stream(shards, config.data.batch_size, config.train.seed, 0, device)
+    rows = stream(shards, config.data.phases[0].batch_size, config.train.seed, 0, device)
     take = peer_step(pair, optimizer, maskable, vocab, config, dtype)
     return speed(list(timed(take, rows, steps, config, device)), limit)
 
@@ -115,7 +116,7 @@ def timed(
         for _ in range(count):
             take(next(rows))
         synchronize(device)
-        tokens = count * config.data.batch_size * config.data.seq_length
+        tokens = count * config.data.phases[0].batch_size * config.data.lengths[0]
         yield tokens / (time.perf_counter() - began)
 
 

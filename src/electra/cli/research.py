@@ -233,9 +233,8 @@ def _show_recipe(found: dict[str, Any]) -> None:
     from rich.text import Text
 
     paper, ours, length = found["paper"], found["hardware"], found["length"]
-    title = Text(
-        f"{found['recipe']}, {found['budget']}, {found['batch']} rows of {length} per step"
-    )
+    phases = ", then ".join(f"{p['batch_size']} rows of {p['seq_length']}" for p in found["phases"])
+    title = Text(f"{found['recipe']}, {found['budget']}, {phases} per step")
     table = Table(title=title, title_justify="left", box=None)
     table.add_column("FLOPs")
     table.add_column("paper's rules", justify="right")

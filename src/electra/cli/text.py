@@ -151,11 +151,14 @@ def prepare(
     tokenizer: Annotated[Path, typer.Option(help="Folder with a `tokenizer.json` or `vocab.txt`.")],
     out: Annotated[Path, typer.Option(help="Folder to write the shards to.")],
     length: Annotated[
-        int,
+        str,
         typer.Option(
-            "--length", "--seq-length", help="Sequence length in tokens, special tokens included."
+            "--length",
+            "--seq-length",
+            help="Sequence length in tokens, special tokens included. Several, such as `128,512`, "
+            "give shards of each in a subfolder, for `data.seq_length=128,512@0.9`.",
         ),
-    ] = 128,
+    ] = "128",
     layout: Annotated[
         Layout,
         typer.Option(
@@ -185,25 +188,29 @@ def prepare(
 
     Example: `electra prepare corpus/ --tokenizer tokenizer --out shards --workers 8`
     """
+    from electra.text.prepare import check_options, folders_of_lengths, prepare_warnings
     from electra.text.prepare import prepare as run
-    from electra.text.prepare import prepare_warnings
     from electra.text.progress import prepare_table, show_prepare
 
     console, notes = consoles()
-    with resumable(), show_prepare(notes) as progress:
-        summary = run(
-            inputs,
-            tokenizer=tokenizer,
-            out=out,
-            length=length,
-            layout=layout.value,
-            workers=workers,
-            held_out=held_out,
-            seed=seed,
-            text_field=text_field,
-            progress=progress,
-        )
-    console.print(prepare_table(summary))
-    warn(prepare_warnings(summary, text_field))
-    status = "already prepared, nothing was changed" if summary.already else "prepared"
-    typer.echo(f"{out}: {status}")
+    folders = folders_of_lengths(length, out, inputs)
+    for each in folders:  # before hours are spent on another one
+        check_options(each, layout.value, workers, held_out, seed)
+    for each, folder in folders.items():
+        with resumable(), show_prepare(notes) as progress:
+            summary = run(
+                inputs,
+                tokenizer=tokenizer,
+                out=folder,
+                length=each,
+                layout=layout.value,
+                workers=workers,
+                held_out=held_out,
+                seed=seed,
+                text_field=text_field,
+                progress=progress,
+            )
+        console.print(prepare_table(summary))
+        warn(prepare_warnings(summary, text_field))
+        status = "already prepared, nothing was changed" if summary.already else "prepared"
+        typer.echo(f"{folder}: {status}")

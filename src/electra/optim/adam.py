@@ -36,6 +36,9 @@ class OptimConfig(ScheduleConfig):
     clip_by: ClipBy = "joint"
     """'joint' clips the gradient of both networks together; 'network' clips each network by its
     own norm, shared parameters counting as the discriminator's."""
+    ema: float = 0.0
+    """Decay of an exponential moving average of the weights, such as 0.999; validation and exported
+    models then use the average. 0 means none."""
 
     def __post_init__(self) -> None:
         ScheduleConfig.__post_init__(self)  # super() does not work in a dataclass with slots
@@ -46,6 +49,10 @@ class OptimConfig(ScheduleConfig):
                 raise UserError(f"optim.{name} must be at least 0.")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError("optim.betas are two numbers, at least 0 and below 1.")
+        if not 0 <= self.ema < 1:
+            raise UserError(
+                "optim.ema is a decay such as 0.999, at least 0 and below 1; 0 means no average."
+            )
 
 
 class PaperAdam(torch.optim.Optimizer):

@@ -107,7 +107,7 @@ def select_arms(study: Study, names: Sequence[str]) -> Study:
 
 def row_costs(config: PretrainConfig) -> tuple[int, int]:
     """Return the training FLOPs of a row: by our count and by the paper's rules."""
-    works, length = row_workloads(config), config.data.seq_length
+    works, length = row_workloads(config), config.data.lengths[0]
     return row_flops(works, length), paper_row_flops(works, length)
 
 
@@ -115,7 +115,7 @@ def recipe_flops(name: str, steps: int, overrides: Sequence[str] = ()) -> float:
     """Return the FLOPs of `steps` steps of a recipe with the paper's vocabulary, to four digits."""
     config = override(recipe(name), overrides)
     config = replace(config, model=replace(config.model, vocab_size=PAPER_VOCABULARY))
-    return float(f"{steps * config.data.batch_size * row_costs(config)[0]:.3e}")
+    return float(f"{steps * config.data.phases[0].batch_size * row_costs(config)[0]:.3e}")
 
 
 def parse_flops_budget(text: str) -> float:
@@ -158,6 +158,8 @@ def arm_config(study: Study, arm: Arm, seed: int, overrides: Sequence[str] = ())
     budget = f"train.budget={study.budget * arm.budget_fraction:.6g}flops"
     settings = (*overrides, *arm.overrides, budget, f"train.seed={seed}")
     try:
-        return override(recipe(study.recipe), settings)
+        config = override(recipe(study.recipe), settings)
+        config.data.single_phase("A study")
+        return config
     except UserError as error:
         raise UserError(f"The arm '{arm.name}' of {study.name} is refused: {error}") from None

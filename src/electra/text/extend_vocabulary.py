@@ -17,7 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from electra.errors import UserError
-from electra.text.readers import read_chunks
+from electra.text.plain_text import read_texts
 from electra.text.tokenizer import find_special, model_kind
 
 MIN_COUNT = 2
@@ -52,7 +52,7 @@ def extend_tokenizer(
         )
     content: dict[str, Any] = json.loads(tokenizer.to_str())
     prefix = content["model"].get("continuing_subword_prefix") or ""
-    chunks = read_chunks(inputs, text_field=text_field, on_bytes=progress)
+    chunks = read_texts(inputs, text_field=text_field, on_bytes=progress)
     words = count_words(tokenizer, (document for chunk in chunks for document in chunk))
     merges = Merges(prefix, tokenizer.get_vocab(with_added_tokens=True))
     merges.add_words(tokenizer, words)

@@ -11,6 +11,7 @@ from typing import Any
 
 from electra.errors import UserError
 from electra.files import is_disk_full
+from electra.run_dir import check_out_dir
 from electra.text.encode import (
     Chunk,
     ChunkResult,
@@ -23,7 +24,7 @@ from electra.text.layouts import Layout
 from electra.text.pool import WorkerPool
 from electra.text.readers import RecordCounts, read_chunks
 from electra.text.shard_writer import ShardWriter, open_shard_writer
-from electra.text.sources import find_sources
+from electra.text.sources import find_sources, is_pipe
 from electra.text.tokenizer import fingerprint, load_tokenizer, special_names, vocabulary
 
 MIN_LENGTH, MAX_LENGTH = 8, 65535
@@ -121,6 +122,25 @@ def prepare_warnings(summary: Summary, text_field: str) -> list[str]:
             "with --text-field."
         )
     return warnings
+
+
+def folders_of_lengths(text: str, out: Path, inputs: Sequence[str | Path]) -> dict[int, Path]:
+    """Parse `128` or `128,512`, and return the folder for each length: of several, a subfolder."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.lstrip("-").isdigit() for part in parts) or len(set(parts)) < len(parts):
+        raise UserError(
+            f"--length is '{text}': write a number of tokens, for example 128, or several, for "
+            "example 128,512."
+        )
+    if len(parts) == 1:
+        return {int(text): out}
+    check_out_dir(out, "shards of several lengths", *parts)
+    if pipe := next((name for name in inputs if is_pipe(Path(name))), None):
+        raise UserError(
+            f"'{pipe}' is a pipe, which can be read only once, and --length {text} reads the text "
+            "once for each length: write it to a file, or give one length."
+        )
+    return {int(part): out / part for part in parts}
 
 
 def check_options(

@@ -22,12 +22,18 @@ class Budget:
         spent = {"steps": steps, "tokens": tokens, "flops": flops, "seconds": seconds}[self.unit]
         return min(1.0, spent / self.amount)
 
-    def steps(self, *, tokens_per_step: int, flops_per_step: float) -> int | None:
-        """Steps until the budget is spent; None for a time budget."""
-        per_step = {"steps": 1, "tokens": tokens_per_step, "flops": flops_per_step}
+    def steps(
+        self, *, tokens_per_step: int, flops_per_step: float, until: float = 1.0, spent: float = 0.0
+    ) -> int | None:
+        """Steps from `spent` until the progress `until`; None for a time budget."""
         if self.unit == "seconds":
             return None
-        return math.ceil(self.amount / per_step[self.unit])
+        left = self.amount * until - spent
+        return max(0, math.ceil(left / self.per_step(tokens_per_step, flops_per_step)))
+
+    def per_step(self, tokens: int, flops: float) -> float:
+        """What a step spends of a budget in steps, tokens or FLOPs."""
+        return {"steps": 1, "tokens": tokens, "flops": flops}[self.unit]
 
 
 def parse_budget(text: str) -> Budget:

@@ -5,8 +5,10 @@ RUN/checkpoints/step-00001000/
     config.yaml              the run's configuration
     model.safetensors        the networks (shared weights once) and buffers of the objective
     optimizer.safetensors    Adam's moments of each parameter
+    ema.safetensors          with optim.ema, the moving average of each parameter
     random.safetensors       the random generators
-    discriminator/           a folder for transformers, with the tokenizer
+    discriminator/           a folder for transformers, with the tokenizer; with optim.ema, the
+                             average of the weights
     generator/               the same; which networks exist depends on the objective
 """
 
@@ -34,6 +36,7 @@ from electra.hub.folders import export, save_tensors
 from electra.models.encoder import current_parameter_name
 from electra.objectives.electric import Electric
 from electra.objectives.objective import Objective
+from electra.optim.ema import WeightEma
 from electra.optim.optimizer import Optimizer
 
 
@@ -43,7 +46,11 @@ class TrainState:
 
     step: int = 0
     rows: int = 0
-    """Position in the endless stream of rows."""
+    """Rows trained on."""
+    rows_of_length: dict[int, int] = field(default_factory=dict)
+    """The same for each sequence length: the position in its endless stream of rows."""
+    known_positions: int = 0
+    """Rows of the position table that were trained before the run, in a model that it continues."""
     tokens: int = 0
     """Tokens trained on: rows x length, padding included, as the paper counts."""
     seconds: float = 0.0
@@ -53,7 +60,21 @@ class TrainState:
     held_out: dict[str, float] = field(default_factory=dict)
     """Held-out metrics at this step, if validated."""
     best: dict[str, float] = field(default_factory=dict)
-    """Step and held-out loss of the best checkpoint."""
+    """Step, held-out loss and sequence length of the best checkpoint."""
+
+    def __post_init__(self) -> None:
+        # JSON has no numbers as keys; checkpoints of earlier versions have one length.
+        self.rows_of_length = {int(n): rows for n, rows in self.rows_of_length.items()}
+        if self.rows and not self.rows_of_length:
+            self.rows_of_length = {self.tokens // self.rows: self.rows}
+
+    def advance(self, rows: int, length: int) -> None:
+        """Count a step on a batch of so many rows."""
+        self.step += 1
+        self.rows += rows
+        self.rows_of_length[length] = self.rows_of_length.get(length, 0) + rows
+        self.tokens += rows * length
+        self.held_out = {}
 
 
 def save(
@@ -61,6 +82,7 @@ def save(
     state: TrainState,
     objective: Objective,
     optimizer: Optimizer,
+    ema: WeightEma | None = None,
     *,
     pad_id: int,
 ) -> Path:
@@ -76,11 +98,10 @@ def save(
         save_tensors(partial / "model.safetensors", parameters | _buffers(objective))
         save_tensors(partial / "optimizer.safetensors", _moments(parameters, optimizer))
         save_tensors(partial / "random.safetensors", random_state(objective.maskable.device))
-        for name, network in objective.networks().items():
-            export(network, partial / name, pad_id)
-            if isinstance(objective, Electric):
-                mark_electric(partial / name)
-            shutil.copytree(run / "tokenizer", partial / name, dirs_exist_ok=True)
+        if ema is not None:
+            save_tensors(partial / "ema.safetensors", ema.tensors())
+        with contextlib.nullcontext() if ema is None else ema.applied():
+            _export_networks(objective, partial, run / "tokenizer", pad_id)
         shutil.copyfile(run / "config.yaml", partial / "config.yaml")
         text = json.dumps(dataclasses.asdict(state), indent=2)
         (partial / "state.json").write_text(text + "\n", encoding="utf-8")
@@ -100,9 +121,12 @@ def save(
 
 
 def restore(
-    checkpoint: Path, objective: Objective, optimizer: Optimizer | None = None
+    checkpoint: Path,
+    objective: Objective,
+    optimizer: Optimizer | None = None,
+    ema: WeightEma | None = None,
 ) -> TrainState:
-    """Load a checkpoint; its tensors must be exactly those of the run."""
+    """Load a checkpoint to continue its run; its tensors must be exactly those of the run."""
     with _readable(checkpoint):
         parameters: dict[str, Tensor] = dict(objective.named_parameters())
         model = parameters | _buffers(objective)
@@ -112,7 +136,19 @@ def restore(
             moments = _moments(parameters, optimizer)
             _copy_all(load_file(checkpoint / "optimizer.safetensors"), moments, checkpoint)
             set_random_state(load_file(checkpoint / "random.safetensors"))
+        if ema is not None:
+            _copy_all(load_file(checkpoint / "ema.safetensors"), ema.tensors(), checkpoint)
     return state
+
+
+def restore_for_inference(checkpoint: Path, objective: Objective) -> None:
+    """Load the weights that the checkpoint exports: with `optim.ema`, their average."""
+    restore(checkpoint, objective)
+    if (checkpoint / "ema.safetensors").is_file():
+        with _readable(checkpoint):
+            averages = load_file(checkpoint / "ema.safetensors")
+            del averages["updates"]
+            _copy_all(averages, dict(objective.named_parameters()), checkpoint)
 
 
 def read_state(checkpoint: Path) -> TrainState:
@@ -141,6 +177,15 @@ def clean(run: Path) -> None:
     """Remove checkpoints that a killed process left half-written."""
     for partial in (run / "checkpoints").glob(".step-*.partial"):
         shutil.rmtree(partial)
+
+
+def _export_networks(objective: Objective, folder: Path, tokenizer: Path, pad_id: int) -> None:
+    """Write the folders for transformers."""
+    for name, network in objective.networks().items():
+        export(network, folder / name, pad_id)
+        if isinstance(objective, Electric):
+            mark_electric(folder / name)
+        shutil.copytree(tokenizer, folder / name, dirs_exist_ok=True)
 
 
 def _buffers(objective: Objective) -> dict[str, Tensor]:

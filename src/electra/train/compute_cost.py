@@ -1,6 +1,6 @@
 """What a recipe costs, by the paper's rules and by what the hardware does; needs no data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from electra.models.paper_flops import (
 from electra.objectives.kinds import build
 from electra.objectives.objective import VocabInfo
 from electra.train.data import check_positions
-from electra.train.pretrain import budget_steps, parameter_counts, row_workloads
+from electra.train.pretrain import parameter_counts, phase_steps, row_workloads
 from electra.train.settings import PretrainConfig
 
 
@@ -47,42 +47,53 @@ def recipe_cost(config: PretrainConfig) -> dict[str, Any]:
             "The vocabulary size will be the tokenizer's; this count assumes the paper's "
             f"{PAPER_VOCABULARY:,} ids (set model.vocab_size for another number)."
         )
-    length, batch = config.data.seq_length, config.data.batch_size
-    check_positions(length, config.model.max_positions)
-    works, steps = row_workloads(config), budget_steps(config)
-    if steps is None:
+    data, phases = config.data, phase_steps(config)
+    check_positions(max(data.lengths), config.model.max_positions)
+    if phases is None:
         notes.append(
             f"{config.train.budget} of training may be any number of steps: for the training "
             "FLOPs give a --budget in steps, tokens or FLOPs."
         )
-    rows = None if steps is None else steps * batch
-    paper = _costs(paper_row_flops, works, length, rows)
+    steps = None if phases is None else sum(steps for _, steps in phases)
+    rows: dict[int, int] | None = None
+    if phases is not None:
+        rows = dict.fromkeys(data.lengths, 0)
+        for phase, count in phases:
+            rows[phase.seq_length] += count * phase.batch_size
+    paper = _costs(paper_row_flops, config, rows)
     return {
         "parameters": parameter_counts(_networks(config)),
         "vocab_size": config.model.vocab_size,
-        "length": length,
-        "batch": batch,
+        "length": data.phases[-1].seq_length,
+        "batch": data.phases[-1].batch_size,
+        "phases": [phase._asdict() for phase in data.phases],
         "budget": config.train.budget,
         "steps": steps,
-        "tokens": None if rows is None else rows * length,
+        "tokens": None if rows is None else sum(n * length for length, n in rows.items()),
         "paper": paper | _multiples(paper["train"]),
-        "hardware": _costs(row_flops, works, length, rows),
+        "hardware": _costs(row_flops, config, rows),
         "notes": notes,
     }
 
 
 def _costs(
     rule: Callable[[Sequence[Workload], int], int],
-    works: Sequence[Workload],
-    length: int,
-    rows: int | None,
+    config: PretrainConfig,
+    rows: Mapping[int, int] | None,
 ) -> dict[str, float | None]:
-    """Return the FLOPs of training and inference by one of the rules."""
+    """Return the FLOPs of training and inference by one of the rules.
+
+    `rows` are those of each length; a single row is one of the last phase.
+    """
+    length = config.data.phases[-1].seq_length
+    works = row_workloads(config, length)
     kept = works[-1].sizes
-    row = rule(works, length)
+    train = None
+    if rows is not None:
+        train = sum(n * rule(row_workloads(config, each), each) for each, n in rows.items())
     return {
-        "train": None if rows is None else rows * row,
-        "per_token": row / length,
+        "train": train,
+        "per_token": rule(works, length) / length,
         "inference": rule([Workload(sizes=kept, rtd_positions=length, trained=False)], length),
         "inference_128": rule([Workload(sizes=kept, rtd_positions=128, trained=False)], 128),
     }

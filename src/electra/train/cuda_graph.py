@@ -35,9 +35,11 @@ def capture_cuda_graph(step: Step, rows: Tensor) -> GraphedStep:
     )
     mask_rate, moving = objective.mask_rate, bool(objective.config.mask_rate_end)
     # Allocated before the capture: inside it, each replay would create them anew, as zeros.
-    moments = [m for p in objective.parameters() for m in optimizer.moments(p).values()]
+    state = [m for p in objective.parameters() for m in optimizer.moments(p).values()]
+    if step.ema is not None:
+        state += step.ema.tensors().values()
     # The warm-up runs at a learning rate of 0, which leaves the weights alone, but not these.
-    before = [m.to("cpu", copy=True) for m in moments]
+    before = [tensor.to("cpu", copy=True) for tensor in state]
     graphs = {}
     pool, side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     try:
@@ -54,8 +56,8 @@ def capture_cuda_graph(step: Step, rows: Tensor) -> GraphedStep:
             graphs[objective.in_second_stage] = graph, sums, optimizer.finish_capture()
     finally:
         objective.mask_rate = mask_rate
-        for moment, value in zip(moments, before, strict=True):
-            moment.copy_(value)
+        for tensor, value in zip(state, before, strict=True):
+            tensor.copy_(value)
 
     def replay(rows: Tensor, now: float) -> Tensor:
         # Stream order makes this safe: the previous replay has read its inputs, and its sums have

@@ -1,9 +1,10 @@
 """Batches from shards: an endless shuffled stream, of which the position is the only state."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from electra.errors import UserError
-from electra.text.shards import Shards
+from electra.text.shards import INDEX, Shards, read_index
 from electra.text.shuffle import shuffled
+from electra.train.phases import Phase, build_phases
 
 AHEAD = 3
 """Batches to prefetch; one of them is already on the device."""
@@ -25,30 +27,87 @@ class DataConfig:
 
     folder: str = ""
     """The folder that `electra prepare` wrote; `--data` sets it."""
-    seq_length: int = 128
-    """Tokens per row; must be the length that the data was prepared with."""
-    batch_size: int = 128
-    """Rows per step, over all micro-batches."""
+    seq_length: int | str = 128
+    """Tokens per row; must be the length that the data was prepared with. Or a schedule, such as
+    128,512@0.9: rows of 128 tokens, and of 512 from 90 % of the run on."""
+    batch_size: int | str = 128
+    """Rows per step, over all micro-batches; or a schedule, such as 128,256@0.2. It counts rows of
+    the first length; of longer rows a batch has fewer, with as many tokens."""
     document_mask: bool = False
     """Restrict attention to the own document where rows hold several (`--layout packed`)."""
 
     def __post_init__(self) -> None:
-        for name in ("seq_length", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"data.{name} must be at least 1.")
+        build_phases(self.seq_length, self.batch_size)  # refuses what cannot be read
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The parts of the run with one sequence length and batch size each, in order."""
+        return build_phases(self.seq_length, self.batch_size)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The different sequence lengths, the first one first."""
+        return list(dict.fromkeys(phase.seq_length for phase in self.phases))
+
+    def single_phase(self, what: str) -> Phase:
+        """Return the only phase; a schedule is refused, because `what` needs one length."""
+        if len(self.phases) > 1:
+            raise UserError(
+                f"{what} takes one data.seq_length and one data.batch_size, not a schedule: give "
+                f"those of one phase, such as data.seq_length={self.phases[-1].seq_length} "
+                f"data.batch_size={self.phases[-1].batch_size}."
+            )
+        return self.phases[0]
 
 
 def open_data(config: DataConfig, positions: int) -> Shards:
-    """Open the shards of a run, verify their hashes and check them against the configuration."""
-    check_positions(config.seq_length, positions)
-    shards = Shards.open(Path(config.folder))
-    if shards.length != config.seq_length:
-        raise UserError(
-            f"{config.folder} holds rows of {shards.length} tokens and the recipe expects "
-            f"{config.seq_length}: prepare again with --length {config.seq_length}, or set "
-            f"data.seq_length={shards.length}."
-        )
+    """Open the shards that a run begins with, verify their hashes and check its other shards."""
+    check_positions(max(config.lengths), positions)
+    folders = [find_shards(Path(config.folder), n, config.lengths) for n in config.lengths]
+    first = Shards.open(folders[0])
+    for folder in folders[1:]:
+        if read_index(folder)["tokenizer"] != first.fingerprint:
+            raise UserError(
+                f"{folder} was prepared with another tokenizer than {folders[0]}: prepare the text "
+                "again."
+            )
+    return first
+
+
+def open_all_lengths(config: DataConfig, first: Shards) -> dict[int, Shards]:
+    """Open the shards of every length of a run and verify their hashes; `first` is open already."""
+    shards = {first.length: first}
+    for length in config.lengths[1:]:
+        shards[length] = Shards.open(find_shards(Path(config.folder), length, config.lengths))
     return shards
+
+
+def find_shards(folder: Path, length: int, lengths: Sequence[int] = ()) -> Path:
+    """Return the folder of the shards with rows of `length` tokens.
+
+    That is the folder itself, or its subfolder of that name if `electra prepare` wrote several
+    lengths. `lengths` are all that are needed.
+    """
+    if (folder / str(length) / INDEX).is_file():
+        return folder / str(length)
+    nested = sorted(
+        int(p.parent.name) for p in folder.glob(f"*/{INDEX}") if p.parent.name.isdigit()
+    )
+    found = nested or [read_index(folder)["length"]]
+    if length in found:
+        return folder
+    listed = " and ".join(map(str, found))
+    wanted = ",".join(map(str, lengths or [length]))
+    raise UserError(
+        f"{folder} holds rows of {listed} tokens and the recipe expects {length}: prepare again "
+        f"with --length {wanted}, or set data.seq_length={found[-1]}."
+    )
+
+
+def data_digest(shards: Mapping[int, Shards]) -> str:
+    """Return the identity of a run's data."""
+    digests = [shards[length].digest for length in sorted(shards)]
+    return digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()
 
 
 def check_positions(length: int, positions: int) -> None:
@@ -78,7 +137,7 @@ def rows_at(shards: Shards, position: int, count: int, seed: int) -> NDArray[np.
 
 def stream(
     shards: Shards, batch: int, seed: int, position: int, device: torch.device
-) -> Iterator[Tensor]:
+) -> Generator[Tensor, None, None]:
     """Yield batches from `position` on, prefetched while the device trains.
 
     On CUDA the next batch is copied while a step runs. The reader waits until the device has begun

@@ -7,7 +7,7 @@ from electra.device import choose_device, choose_precision
 from electra.errors import UserError
 from electra.model_paths import resolve_model
 from electra.objectives.objective import Objective
-from electra.text.shards import Shards
+from electra.text.shards import INDEX, Shards
 from electra.text.tokenizer import fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
 from electra.train.data import check_positions, held_out_rows
@@ -21,7 +21,7 @@ def restore_run(run: Path) -> tuple[PretrainConfig, Objective]:
     last = last_checkpoint(run)
     config = read_run_config(last)
     objective = build_objective(config, load_vocabulary(resolve_model(str(last), "encoder")))
-    checkpoint.restore(last, objective)
+    checkpoint.restore_for_inference(last, objective)
     return config, objective.eval()
 
 
@@ -41,7 +41,9 @@ def evaluate(run: Path, data: Path, rows: int) -> tuple[Path, dict[str, float]]:
     tokenizer = resolve_model(str(last), "encoder")
     config, objective = restore_run(last)
     # Rows may have any length that the position table allows.
-    shards = Shards.open(data)
+    phase = config.data.phases[-1]
+    nested = (data / str(phase.seq_length) / INDEX).is_file()
+    shards = Shards.open(data / str(phase.seq_length) if nested else data)
     check_positions(shards.length, config.model.max_positions)
     if shards.fingerprint != fingerprint(load_tokenizer(tokenizer)):
         raise UserError(
@@ -50,5 +52,5 @@ def evaluate(run: Path, data: Path, rows: int) -> tuple[Path, dict[str, float]]:
         )
     device = choose_device("auto")  # maybe another machine than the one that trained
     dtype = choose_precision(config.train.precision, device)
-    micro_batch = config.data.batch_size // config.train.grad_accumulation
+    micro_batch = phase.batch_size // config.train.grad_accumulation
     return last, validate(objective.to(device), held_out_rows(shards, rows), micro_batch, dtype)

@@ -29,6 +29,7 @@ from electra.objectives.rtd import ReplacedTokenDetection
 from electra.text.shards import Shards
 from electra.text.tokenizer import fingerprint
 from electra.train.budget import parse_budget
+from electra.train.checkpoint import read_state
 
 if TYPE_CHECKING:
     from electra.train.settings import PretrainConfig
@@ -189,15 +190,15 @@ def describe_init(
     rates += f", of the generator {optim.generator_lr:g}" if optim.generator_lr else ""
     yield f"Starting from {init.model}: {loaded}; {rates}, warm-up {optim.warmup:g}."
     if init.sha256 and not init.generator_sha256 and config.objective.generator_first:
-        share, length, data = config.objective.generator_first, config.data.seq_length, config.data
-        mlm = works[0]
+        share, phase = config.objective.generator_first, config.data.phases[0]
+        length, mlm = phase.seq_length, works[0]
         sizes = mlm.sizes
         alone = share * row_flops([mlm], length) / row_flops(works, length)
         budget = parse_budget(config.train.budget)
         if steps is None:
             cost = f"{share * budget.amount / 60:.3g} of {budget.amount / 60:.3g} minutes"
         else:
-            flops = steps * data.batch_size * row_flops(works, length)
+            flops = steps * phase.batch_size * row_flops(works, length)
             cost = (
                 f"{share * steps:,.0f} of {steps:,} steps, {alone * flops:.2g} of {flops:.2g} FLOPs"
             )
@@ -288,6 +289,18 @@ def load_init_(objective: Objective, config: "PretrainConfig") -> None:
                 f"{config.generator.tie} shares ({name} differs): set generator.tie=gdes, or give "
                 "the discriminator's folder alone to train a new generator."
             )
+
+
+def trained_positions(config: "PretrainConfig") -> int:
+    """Return how many rows of the position table the model of `init_from` has trained.
+
+    A run of ours knows; for other models it is the whole table.
+    """
+    folder, every = find_source(config).first.parent, config.model.max_positions
+    if not (folder / "state.json").is_file():
+        return every
+    state = read_state(folder)
+    return max([state.known_positions, *state.rows_of_length]) or every  # older runs do not know
 
 
 @torch.no_grad()

@@ -1,9 +1,8 @@
 """The training loop: what happens is what is written here."""
 
+import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,18 +10,15 @@ from torch import Tensor
 
 from electra.device import Device, Precision, random_state, set_random_state
 from electra.errors import UserError
-from electra.objectives.objective import Objective
-from electra.optim.adam import OptimConfig
 from electra.optim.schedule import learning_rate, warmup_share
 from electra.run_dir import GracefulStop
 from electra.train import checkpoint
-from electra.train.budget import Budget
-from electra.train.checkpoint import TrainState
-from electra.train.cuda_graph import GraphedStep, capture_cuda_graph
-from electra.train.health import HealthCheck, check_finite
-from electra.train.metrics_log import LoggerName, MetricsLog
-from electra.train.progress_view import ProgressView
-from electra.train.step import Step
+from electra.train.cuda_graph import capture_cuda_graph
+from electra.train.data import rows_at
+from electra.train.health import check_finite
+from electra.train.metrics_log import LoggerName, read_metrics
+from electra.train.phases import Phase, extend_positions_, phase_at
+from electra.train.run import Run
 from electra.train.validation import validate
 
 FusedKernels = Literal["off", "triton", "auto"]
@@ -85,64 +81,35 @@ class LoopConfig:
             raise UserError("train.seed must be a whole number from 0 to 2**63 - 1.")
 
 
-@dataclass(slots=True, kw_only=True)
-class Run:
-    """The state of a pre-training run and where its results go."""
-
-    folder: Path
-    loop: LoopConfig
-    optim: OptimConfig
-    budget: Budget
-    step: Step
-    state: TrainState
-    flops_per_row: int
-    peak_flops: float
-    """FLOP/s that a large matmul reaches on this device."""
-    pad_id: int
-    held_out: Tensor
-    metrics_log: MetricsLog
-    view: ProgressView
-    health: HealthCheck
-    graphed_step: GraphedStep | None = None
-    """The step as a CUDA graph, captured by the dry run."""
-
-    @property
-    def objective(self) -> Objective:
-        return self.step.objective
-
-    @property
-    def progress(self) -> float:
-        s = self.state
-        flops = s.rows * self.flops_per_row
-        return self.budget.progress(steps=s.step, tokens=s.tokens, flops=flops, seconds=s.seconds)
-
-    @property
-    def stage_steps(self) -> float:
-        """Steps in the current stage of the objective, estimated from the pace so far."""
-        done = self.state.step
-        return self.objective.stage_fraction * done / self.progress if done else 1.0
-
-
-def train(run: Run, batches: Iterator[Tensor], stop: GracefulStop) -> None:
+def train(run: Run, stop: GracefulStop) -> None:
     """Train until the budget is spent or a signal arrives; both end with a checkpoint."""
     state, loop = run.state, run.loop
     metrics = MetricAccumulator(run)
-    take_step = run.graphed_step or run.step
+    batches, take_step, rate = run.batches(), run.graphed_step or run.step, 0.0
     started = time.perf_counter() - state.seconds
     run.objective.train()
+    if run.step.ema is not None and not state.step:
+        run.step.ema.restart()  # from the weights that the run begins with
     while run.progress < 1 and stop.signal is None:
+        if run.phase is not (phase := phase_at(run.phases, run.progress)):
+            metrics.report(rate)  # so that each report belongs to one phase
+            state.seconds = time.perf_counter() - started  # with what the device had left to do
+            batches.close()
+            take_step = run.step  # lets go of the CUDA graph, whose memory the next one needs
+            begin_phase(run, phase)
+            batches, take_step = run.batches(), run.graphed_step or run.step
+            started = time.perf_counter() - state.seconds  # the clock stood still
         rows = next(batches)
         if run.objective.update_progress(run.progress):  # a stage with another loss begins
             state.best = {}
+            if run.step.ema is not None:
+                run.step.ema.restart()  # the discriminator may have other weights now
         progress = run.objective.stage_progress(run.progress)
         rate = learning_rate(progress, run.stage_steps, run.optim)
         run.objective.set_step(state.step)
         metrics.add(take_step(rows, rate))  # tensors, never floats: no hidden synchronisation
-        state.step += 1
-        state.rows += len(rows)
-        state.tokens += len(rows) * (rows.shape[1] - 2)
+        state.advance(len(rows), rows.shape[1] - 2)
         state.seconds = time.perf_counter() - started
-        state.held_out = {}
         if state.step % loop.report_every == 0:
             metrics.report(rate)
         if state.step % loop.validate_every == 0:
@@ -155,7 +122,57 @@ def train(run: Run, batches: Iterator[Tensor], stop: GracefulStop) -> None:
         save_checkpoint(run, metrics)
     else:
         metrics.check()
-        checkpoint.save(run.folder, state, run.objective, run.step.optimizer, pad_id=run.pad_id)
+        write_checkpoint(run)
+
+
+def try_phases(run: Run) -> None:
+    """Try every phase that is left before the clock starts, and end in the current one.
+
+    A lack of memory in a later phase shows now, and its kernels are compiled now.
+    """
+    current = run.phase
+    for phase in reversed(run.phases[run.phases.index(current) :]):
+        run.set_phase(phase)
+        dry_run(run, first_rows(run))
+    if run.state.step:
+        extend_positions(run)  # a checkpoint of the very end of a phase has not done it
+        log_phase(run)
+
+
+def begin_phase(run: Run, phase: Phase) -> None:
+    """Change to another sequence length or batch size: another CUDA graph, other kernels."""
+    run.set_phase(phase)
+    extend_positions(run)
+    dry_run(run, first_rows(run))
+    run.objective.train()
+    log_phase(run)
+
+
+def extend_positions(run: Run) -> None:
+    """Fill the position embeddings that the current phase is the first to use."""
+    trained, length = max(run.state.rows_of_length), run.phase.seq_length
+    if length > trained:
+        extend_positions_(run.step, trained, length, run.state.known_positions)
+
+
+def first_rows(run: Run) -> Tensor:
+    """The next batch of the current phase."""
+    shards = run.shards[run.phase.seq_length]
+    rows = rows_at(shards, run.position, run.phase.batch_size, run.loop.seed)
+    return torch.from_numpy(rows).to(run.step.device)
+
+
+def log_phase(run: Run) -> None:
+    """Log and print that a phase has begun, unless it was logged before a resume."""
+    phase, kernels = run.phase, run.kernels()
+    sizes = {"seq_length": phase.seq_length, "batch_size": phase.batch_size}
+    logged = [line for line in read_metrics(run.folder) if line["kind"] == "phase"]
+    last = logged[-1] if logged else run.phases[0]._asdict()
+    if any(last[name] != size for name, size in sizes.items()):
+        run.metrics_log.write("phase", run.state.step, **sizes, kernels=kernels)
+        run.view.print(
+            f"Step {run.state.step:,}: from here a step has {phase.describe()}. Kernels: {kernels}."
+        )
 
 
 def dry_run(run: Run, rows: Tensor) -> None:
@@ -203,20 +220,28 @@ def _out_of_memory(run: Run) -> str:
             "Not even one row fits into the memory of this device: use a smaller model or shorter "
             "rows, or set train.activation_checkpointing=true."
         )
-    batch = rows * run.loop.grad_accumulation
-    more = next(n for n in range(2 * run.loop.grad_accumulation, batch + 1) if batch % n == 0)
+    batch = math.gcd(*(phase.batch_size for phase in run.phases))
+    parts = [n for n in range(2 * run.loop.grad_accumulation, batch + 1) if batch % n == 0]
+    more = f"set train.grad_accumulation={parts[0]} (same result, smaller micro-batches), or "
+    length = f" of {run.phase.seq_length} tokens" if len(run.phases) > 1 else ""
     return (
-        f"A batch of {rows} rows does not fit into the memory of this device: set "
-        f"train.grad_accumulation={more} (same result, smaller micro-batches), or use a smaller "
-        "data.batch_size or model."
+        f"A batch of {rows} rows{length} does not fit into the memory of this device: "
+        f"{more if parts else ''}use a smaller data.batch_size or model."
     )
 
 
 def run_validation(run: Run) -> None:
     """Measure on held-out text, log the metrics and warn of what looks wrong."""
     state, step = run.state, run.step
-    state.held_out = validate(step.objective, run.held_out, step.micro_batch, step.dtype)
-    run.metrics_log.write("held_out", state.step, tokens=state.tokens, **state.held_out)
+    with step.averaged_weights():
+        state.held_out = validate(step.objective, run.held_out, step.micro_batch, step.dtype)
+    run.metrics_log.write(
+        "held_out",
+        state.step,
+        tokens=state.tokens,
+        seq_length=run.phase.seq_length,
+        **state.held_out,
+    )
     update_view(run, held_out=state.held_out)
     if state.step < MIN_STEPS_FOR_WARNINGS:
         return
@@ -236,10 +261,21 @@ def save_checkpoint(run: Run, metrics: "MetricAccumulator") -> None:
     # The training losses are from before the last update; validation is the first to see its
     # weights.
     check_finite({"held-out loss": state.held_out["loss"]}, state.step, metrics.last_good())
-    if not state.best or state.held_out["loss"] < state.best["loss"]:
-        state.best = {"step": state.step, "loss": state.held_out["loss"]}
-    checkpoint.save(run.folder, state, run.objective, run.step.optimizer, pad_id=run.pad_id)
+    loss, length = state.held_out["loss"], run.phase.seq_length
+    # Losses on rows of different lengths are not compared.
+    comparable = state.best.get("seq_length", length) == length
+    if not state.best or not comparable or loss < state.best["loss"]:
+        state.best = {"step": state.step, "loss": loss, "seq_length": length}
+    write_checkpoint(run)
     checkpoint.prune(run.folder, state, keep_last=run.loop.keep_last, keep_best=run.loop.keep_best)
+
+
+def write_checkpoint(run: Run) -> None:
+    """Write a checkpoint of the current step."""
+    step = run.step
+    checkpoint.save(
+        run.folder, run.state, step.objective, step.optimizer, step.ema, pad_id=run.pad_id
+    )
 
 
 def update_view(run: Run, **metrics: dict[str, float]) -> None:
@@ -259,7 +295,8 @@ class MetricAccumulator:
 
     def reset(self) -> None:
         self.total.zero_()
-        self.steps, self.state_before = 0, replace(self.run.state)
+        self.steps, self.tokens_before = 0, self.run.state.tokens
+        self.flops_before = self.run.flops
         self.time_before = time.perf_counter()
 
     def add(self, sums: Tensor) -> None:
@@ -281,16 +318,22 @@ class MetricAccumulator:
         """Log and show the metrics since the last report."""
         run, state, sums = self.run, self.run.state, self.check()
         seconds = time.perf_counter() - self.time_before
-        rows = state.rows - self.state_before.rows
-        tokens = state.tokens - self.state_before.tokens
+        if not self.steps:
+            return
         metrics = run.objective.compute_metrics(sums) | {
             "gradient_norm": sums["gradient_norm"] / self.steps,
             "learning_rate": rate,
-            "tokens_per_second": tokens / seconds,
-            "peak_share": rows * run.flops_per_row / seconds / run.peak_flops,
+            "tokens_per_second": (state.tokens - self.tokens_before) / seconds,
+            "peak_share": (run.flops - self.flops_before) / seconds / run.peak_flops,
         }
         run.metrics_log.write(
-            "train", state.step, tokens=state.tokens, seconds=state.seconds, **metrics
+            "train",
+            state.step,
+            tokens=state.tokens,
+            seconds=state.seconds,
+            seq_length=run.phase.seq_length,
+            batch_size=run.phase.batch_size,
+            **metrics,
         )
         update_view(run, train=metrics)
         self.reset()

@@ -27,10 +27,10 @@ class MetricsLog:
         self.logger = logger
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Append one line: its kind ('train', 'held_out' or 'event'), the step and the metrics."""
+        """Append one line: its kind ('train', 'held_out', 'phase', 'event'), step and metrics."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(to_json({"kind": kind, "step": step, **values}) + "\n")
-        if self.logger and kind != "event":
+        if self.logger and kind in ("train", "held_out"):
             # an AUC without positives is NaN
             metrics = {f"{kind}/{k}": v for k, v in values.items() if math.isfinite(v)}
             self.logger.log(metrics, step)

@@ -3,7 +3,7 @@
 import shlex
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,19 +28,16 @@ from electra.models.frequency_generator import FrequencyGenerator
 from electra.objectives.corrupt import max_masked
 from electra.objectives.kinds import build
 from electra.objectives.objective import Objective, VocabInfo
-from electra.optim.optimizer import Optimizer, build_optimizer
+from electra.optim.ema import WeightEma
+from electra.optim.optimizer import build_optimizer
 from electra.run_dir import GracefulStop, check_out_dir, lock_run_dir
 from electra.text.shards import Shards
 from electra.text.tokenizer import Vocabulary, fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
-from electra.train.accelerate import (
-    describe_kernels,
-    use_cheap_cpu_dropout_,
-    use_fused_kernels_,
-)
+from electra.train.accelerate import use_cheap_cpu_dropout_, use_fused_kernels_
 from electra.train.budget import parse_budget
 from electra.train.checkpoint import TrainState
-from electra.train.data import held_out_rows, open_data, rows_at, stream
+from electra.train.data import data_digest, open_all_lengths, open_data
 from electra.train.health import HealthCheck
 from electra.train.init_from import (
     check_tokenizer,
@@ -48,10 +45,13 @@ from electra.train.init_from import (
     keep_resolved,
     load_init_,
     resolve_init,
+    trained_positions,
 )
-from electra.train.loop import Run, dry_run, run_validation, train
+from electra.train.loop import run_validation, train, try_phases
 from electra.train.metrics_log import MetricsLog, open_logger, read_metrics
+from electra.train.phases import Phase, extend_positions_
 from electra.train.progress_view import ProgressView
+from electra.train.run import Run
 from electra.train.settings import MAY_CHANGE_ON_RESUME, PretrainConfig
 from electra.train.step import Step
 from electra.train.validation import token_counts
@@ -71,7 +71,7 @@ def start(config: PretrainConfig, out: Path, console: Console, given: Collection
     if config.init_from.model:
         config = resolve_init(config, given)
     config, shards, vocab = resolve_data(config)
-    folder = str(shards.folder.resolve())  # absolute, to resume from anywhere
+    folder = str(Path(config.data.folder).resolve())  # absolute, to resume from anywhere
     config = replace(config, data=replace(config.data, folder=folder))
     with lock_run_dir(out):
         try:
@@ -114,26 +114,39 @@ def resolve_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabu
     return replace(config, model=replace(config.model, vocab_size=vocab.size)), shards, vocab
 
 
-def row_workloads(config: PretrainConfig) -> tuple[Workload, ...]:
-    """The work of each network per row and step."""
-    length, o = config.data.seq_length, config.objective
+def row_workloads(config: PretrainConfig, length: int = 0) -> tuple[Workload, ...]:
+    """The work of each network per row and step; `length` 0 is that of the first phase."""
+    length, o = length or config.data.lengths[0], config.objective
     slots = max_masked(length, o.top_rate, o.mask_count_rounding)
     sizes = (config.model, config.generator, length, slots)
     return workloads_of(o.kind, *sizes, o.generator_first)
 
 
-def flops_per_row(config: PretrainConfig) -> int:
-    """FLOPs of a step per row, as the hardware computes them."""
-    return row_flops(row_workloads(config), config.data.seq_length)
+def flops_per_row(config: PretrainConfig, length: int = 0) -> int:
+    """FLOPs of a step per row, as the hardware computes them; `length` 0 as above."""
+    return row_flops(row_workloads(config, length), length or config.data.lengths[0])
+
+
+def phase_steps(config: PretrainConfig) -> list[tuple[Phase, int]] | None:
+    """The steps of each phase until the budget is spent; None for a time budget."""
+    budget, phases, spent = parse_budget(config.train.budget), config.data.phases, 0.0
+    found = []
+    for number, phase in enumerate(phases):
+        until = phases[number + 1].begin if number + 1 < len(phases) else 1.0
+        tokens = phase.batch_size * phase.seq_length
+        flops = phase.batch_size * flops_per_row(config, phase.seq_length)
+        steps = budget.steps(tokens_per_step=tokens, flops_per_step=flops, until=until, spent=spent)
+        if steps is None:
+            return None
+        spent += steps * budget.per_step(tokens, flops)
+        found.append((phase, steps))
+    return found
 
 
 def budget_steps(config: PretrainConfig) -> int | None:
     """Steps until the budget is spent; None for a time budget."""
-    data = config.data
-    return parse_budget(config.train.budget).steps(
-        tokens_per_step=data.batch_size * data.seq_length,
-        flops_per_step=data.batch_size * flops_per_row(config),
-    )
+    found = phase_steps(config)
+    return None if found is None else sum(steps for _, steps in found)
 
 
 def resume(
@@ -233,24 +246,15 @@ def run_loop(
 ) -> int:
     """Build the run, load its latest checkpoint, train, and print how it ended."""
     with GracefulStop() as stop, build_run(config, out, shards, vocab, console) as run:
-        position = run.state.rows
-        first = torch.from_numpy(
-            rows_at(shards, position, config.data.batch_size, config.train.seed)
-        )
-        dry_run(run, first.to(run.step.device))
+        try_phases(run)
         save_config(config, out)
-        micro_batch, length = run.step.micro_batch, config.data.seq_length
-        kernels = describe_kernels(run.objective, micro_batch, length)
         if not read_metrics(out):
-            sizes = parameter_counts(run.objective)
+            sizes, kernels = parameter_counts(run.objective), run.kernels()
             run.metrics_log.write("event", 0, message="started", parameters=sizes, kernels=kernels)
             if config.init_from.sha256 and not config.objective.generator_first:
                 run_validation(run)  # of the model as it was, to compare with
-        run.view.print(f"{_headline(run, shards)} Kernels: {kernels}.")
-        batches = stream(
-            shards, config.data.batch_size, config.train.seed, position, run.step.device
-        )
-        train(run, batches, stop)
+        run.view.print(f"{_headline(run, shards)} Kernels: {run.kernels()}.")
+        train(run, stop)
     last = checkpoint.checkpoints(out)
     if stop.signal is not None:
         console.print(
@@ -279,7 +283,13 @@ def build_run(
         load_init_(objective, config)
     objective = objective.to(choose_device(loop.device))
     step = build_step(config, objective)
-    state = load_latest(out, objective, step.optimizer, shards)
+    by_length = open_all_lengths(config.data, shards)
+    state = load_latest(out, step, by_length)
+    if config.init_from.model and not state.step:
+        state.known_positions = trained_positions(config)
+        extend_positions_(
+            step, state.known_positions, config.data.phases[0].seq_length, state.known_positions
+        )
     metrics_log = MetricsLog(out)
     metrics_log.rewind(state.step)
     with ProgressView(console, f"electra pretrain · {config.name} · {out}") as view:
@@ -292,10 +302,11 @@ def build_run(
                 budget=parse_budget(loop.budget),
                 step=step,
                 state=state,
-                flops_per_row=flops_per_row(config),
+                phases=config.data.phases,
+                shards=by_length,
+                flops_per_row={n: flops_per_row(config, n) for n in by_length},
                 peak_flops=measure_peak(step.device, step.dtype),
                 pad_id=vocab.pad,
-                held_out=held_out_rows(shards, loop.validate_rows),
                 metrics_log=metrics_log,
                 view=view,
                 health=HealthCheck(),
@@ -323,23 +334,23 @@ def build_step(config: PretrainConfig, objective: Objective) -> Step:
         optimizer=optimizer,
         forward=torch.compile(objective, dynamic=False) if loop.compile else objective,
         dtype=dtype,
-        micro_batch=config.data.batch_size // loop.grad_accumulation,
+        micro_batch=config.data.phases[0].batch_size // loop.grad_accumulation,
+        ema=WeightEma(dict(objective.named_parameters()), optim.ema) if optim.ema else None,
     )
 
 
-def load_latest(
-    out: Path, objective: Objective, optimizer: Optimizer, shards: Shards
-) -> TrainState:
+def load_latest(out: Path, step: Step, shards: Mapping[int, Shards]) -> TrainState:
     """Load the last checkpoint; without one, return the state of a new run."""
+    digest, first = data_digest(shards), next(iter(shards.values()))
     checkpoint.clean(out)
     saved = checkpoint.checkpoints(out)
     if not saved:
-        set_unigram_counts(objective, shards)
-        return TrainState(data_digest=shards.digest)
-    state = checkpoint.restore(saved[-1], objective, optimizer)
-    if state.data_digest != shards.digest:
+        set_unigram_counts(step.objective, first)
+        return TrainState(data_digest=digest)
+    state = checkpoint.restore(saved[-1], step.objective, step.optimizer, step.ema)
+    if state.data_digest != digest:
         raise UserError(
-            f"{shards.folder} is not the data that {out} was started with: give the same shards, "
+            f"{first.folder} is not the data that {out} was started with: give the same shards, "
             "or start a new run."
         )
     return state
@@ -363,7 +374,9 @@ def _headline(run: Run, shards: Shards) -> str:
     sizes = ", ".join(f"{name} {n / 1e6:.1f} M" for name, n in counts.items())
     where = "Resuming at step" if run.state.step else "Starting at step"
     precision = str(run.step.dtype).removeprefix("torch.")
+    later = [f"from {phase.begin:.0%} {phase.describe()}" for phase in run.phases[1:]]
+    phases = f"; a step has {', '.join([run.phases[0].describe(), *later])}" if later else ""
     return (
         f"{where} {run.state.step:,} on {run.step.device.type} in {precision}: parameters of the "
-        f"{sizes}; {shards.tokens / 1e6:.1f} M tokens of text, {run.loop.budget}."
+        f"{sizes}; {shards.tokens / 1e6:.1f} M tokens of text, {run.loop.budget}{phases}."
     )

@@ -157,6 +157,11 @@ def render(run: Path, metrics: list[dict[str, Any]], picture: Path) -> str:
     facts = [f"{step:,} steps"]
     if train:
         facts += [f"{_amount(train['tokens'])} tokens", f"{clock(train['seconds'])} of training"]
+    facts += [
+        f"{line['batch_size']} rows of {line['seq_length']} tokens from step {line['step']:,}"
+        for line in metrics
+        if line["kind"] == "phase"
+    ]
     name = html.escape(run.resolve().name)
     return f"""<!doctype html>
 <html lang="en">

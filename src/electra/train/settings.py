@@ -1,5 +1,6 @@
 """The configuration of a pre-training run."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -143,13 +144,14 @@ class PretrainConfig:
             raise UserError(
                 "objective.kind=electric reads each row as one text: leave out data.document_mask."
             )
-        if self.data.batch_size % self.train.grad_accumulation:
-            divisors = [
-                n for n in range(1, self.data.batch_size + 1) if self.data.batch_size % n == 0
-            ]
+        batches = [phase.batch_size for phase in self.data.phases]
+        whole = math.gcd(*batches)
+        if whole % self.train.grad_accumulation:
+            batch = next(n for n in batches if n % self.train.grad_accumulation)
+            divisors = [n for n in range(1, whole + 1) if whole % n == 0]
             near = sorted(divisors, key=lambda n: abs(n - self.train.grad_accumulation))[:3]
             raise UserError(
-                f"A batch of {self.data.batch_size} rows does not divide into "
+                f"A batch of {batch} rows does not divide into "
                 f"{self.train.grad_accumulation} micro-batches: set train.grad_accumulation to "
                 f"{', '.join(map(str, sorted(near)))} or change data.batch_size."
             )

@@ -1,6 +1,7 @@
 """One training step: mask a batch, forward and backward, clip the gradient, update the weights."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from electra.device import autocast
 from electra.objectives.batch import Batch
 from electra.objectives.corrupt import Masked
 from electra.objectives.objective import LossOutput, Objective
+from electra.optim.ema import WeightEma
 from electra.optim.optimizer import Optimizer
 
 
@@ -25,6 +27,8 @@ class Step:
     """Precision of the matmuls; weights and optimizer state stay in fp32."""
     micro_batch: int
     """Rows per forward pass."""
+    ema: WeightEma | None = None
+    """The moving average of the weights, if `optim.ema` asks for one."""
 
     @property
     def device(self) -> torch.device:
@@ -36,7 +40,13 @@ class Step:
         sums = self.backward(batch, masked, totals)
         norm = self.optimizer.step(rate)
         self.optimizer.zero_grad()
+        if self.ema is not None:
+            self.ema.update()
         return torch.cat([sums, norm.reshape(1)])
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Replace the weights by their moving average, if there is one, within a `with`."""
+        return nullcontext() if self.ema is None else self.ema.applied()
 
     def backward(self, batch: Batch, masked: Masked, totals: Tensor) -> Tensor:
         """Accumulate the gradient over micro-batches; `totals` are the counts of the batch."""
