@@ -26,9 +26,11 @@ ALLOWED = {
 }
 ALLOWED["recipes"] = ALLOWED["bench"] = {*ALLOWED["train"], "train"}
 ALLOWED["finetune"] = {*ALLOWED["train"], "train", "tasks"}
+ALLOWED["trainer"] = {*ALLOWED["recipes"], "recipes"}
 ALLOWED["studies"] = ALLOWED["demo"] = {*ALLOWED["finetune"], "finetune", "recipes"}
 OPTIONAL = {
     "transformers",
+    "accelerate",
     "matplotlib",
     "pyarrow",
     "datasets",
