@@ -27,10 +27,15 @@ ALLOWED = {
 ALLOWED["recipes"] = ALLOWED["bench"] = {*ALLOWED["train"], "train"}
 ALLOWED["finetune"] = {*ALLOWED["train"], "train", "tasks"}
 ALLOWED["trainer"] = {*ALLOWED["recipes"], "recipes"}
+ALLOWED["export"] = {*ALLOWED["finetune"], "finetune"}
 ALLOWED["studies"] = ALLOWED["demo"] = {*ALLOWED["finetune"], "finetune", "recipes"}
 OPTIONAL = {
     "transformers",
     "accelerate",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "sentence_transformers",
     "matplotlib",
     "pyarrow",
     "datasets",
