@@ -72,7 +72,8 @@ def _download(model: str) -> Path:
             f"{suggest_model(model)}"
         )
     hub = require("huggingface_hub", "hub")
-    wanted = ["config.json", "model.safetensors", "tokenizer*.json", "vocab.txt", "task.json"]
+    files = ["config.json", "model.safetensors", "tokenizer*.json", "vocab.txt", "task.json"]
+    wanted = [*files, *(f"{folder}/{file}" for folder in SUBFOLDERS for file in files)]
     try:
         return Path(hub.snapshot_download(model, allow_patterns=wanted))
     except Exception as error:  # the library raises a dozen types; the first line says why

@@ -34,6 +34,24 @@ def export(
             show_default=False,
         ),
     ] = None,
+    push_to_hub: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Also upload the folder to the Hugging Face Hub, as `user/model`.",
+            show_default=False,
+        ),
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="With --push-to-hub: create a private repository.")
+    ] = False,
+    checkpoints: Annotated[
+        bool,
+        typer.Option(
+            "--checkpoints",
+            help="With --push-to-hub: also upload each checkpoint of the run, as a revision.",
+        ),
+    ] = False,
 ) -> None:
     """Export a model for transformers, onnxruntime or sentence-transformers.
 
@@ -42,6 +60,10 @@ def export(
 
     Example:  electra export tuned --out tuned-onnx --format onnx --int8 --data reviews.csv
     """
-    from electra.export.run import export_model
+    from electra.errors import UserError
+    from electra.export.run import Push, export_model
 
-    export_model(model, out, form, int8=int8, data=data, tell=typer.echo)
+    if push_to_hub is None and (private or checkpoints):
+        raise UserError("--private and --checkpoints are for --push-to-hub: leave them out.")
+    push = Push(name=push_to_hub, private=private, checkpoints=checkpoints) if push_to_hub else None
+    export_model(model, out, form, int8=int8, data=data, push=push, tell=typer.echo)

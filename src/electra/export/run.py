@@ -1,6 +1,7 @@
 """`electra export`: write a model for another library, checked, whole or not at all."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -15,6 +16,12 @@ from electra.export.folders import (
     write_sentence_transformers,
     write_transformers,
 )
+from electra.export.push import (
+    find_checkpoints,
+    open_repository,
+    push_checkpoints,
+    push_folder,
+)
 from electra.files import new_folder
 
 Format = Literal["transformers", "onnx", "sentence-transformers"]
@@ -22,8 +29,26 @@ FORMATS: tuple[str, ...] = get_args(Format)
 Tell = Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """Where to upload an exported model."""
+
+    name: str
+    """A repository on the Hub, as `user/model`."""
+    private: bool = False
+    checkpoints: bool = False
+    """Also upload each checkpoint of the run, as a revision."""
+
+
 def export_model(
-    model: str, out: Path, form: str, *, int8: bool = False, data: Path | None = None, tell: Tell
+    model: str,
+    out: Path,
+    form: str,
+    *,
+    int8: bool = False,
+    data: Path | None = None,
+    push: Push | None = None,
+    tell: Tell,
 ) -> None:
     """Export a model to a new folder; `tell` gets each line of the summary."""
     if form not in FORMATS:
@@ -36,6 +61,14 @@ def export_model(
             "for --int8 alone: give both or neither."
         )
     check_out(out)
+    api = None
+    if push is not None:
+        if push.checkpoints and form != "transformers":
+            raise UserError("--checkpoints is for --format transformers: leave it out.")
+        if push.checkpoints:
+            find_checkpoints(Path(model))
+        find_source(model)
+        api = open_repository(push.name, private=push.private)
     with new_folder(out) as staging:
         if form == "onnx":
             export_onnx(model, staging, data, tell)
@@ -48,6 +81,10 @@ def export_model(
             tell(CONTRASTIVE_STEP)
     if form == "onnx":
         tell(f"{out / 'onnx'}: for onnxruntime")
+    if push is not None:
+        push_folder(api, push.name, out, tell)
+        if push.checkpoints:
+            push_checkpoints(api, push.name, Path(model), tell)
 
 
 def export_onnx(model: str, staging: Path, data: Path | None, tell: Tell) -> None:
