@@ -5,7 +5,7 @@ import shutil
 import pytest
 from safetensors import SafetensorError
 
-from electra.files import is_disk_full, write_atomic
+from electra.files import is_disk_full, new_folder, write_atomic
 
 
 def test_broken_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -26,3 +26,20 @@ def test_a_full_disk_is_known_whoever_tells():
     assert not is_disk_full(OSError(13, "Permission denied"))
     assert not is_disk_full(SafetensorError("I/O error: Permission denied (os error 13)"))
     assert not is_disk_full(ValueError("28"))
+
+
+def test_a_new_folder_appears_whole_or_not_at_all(tmp_path):
+    final = tmp_path / "a" / "model"
+    with pytest.raises(TypeError), new_folder(final) as staging:
+        (staging / "x").write_bytes("no bytes")
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]
+    assert not any((tmp_path / "a").iterdir())
+    for content in (b"old", b"new"):
+        with new_folder(final) as staging:
+            (staging / "x").write_bytes(content)
+            assert not (final / "x").exists() or (final / "x").read_bytes() == b"old"
+    assert (final / "x").read_bytes() == b"new"
+    with pytest.raises(ValueError, match="late"), new_folder(final) as staging:
+        raise ValueError("late")
+    assert (final / "x").read_bytes() == b"new"
+    assert list(final.parent.iterdir()) == [final]

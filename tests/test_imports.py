@@ -26,6 +26,8 @@ ALLOWED = {
 }
 ALLOWED["recipes"] = ALLOWED["bench"] = {*ALLOWED["train"], "train"}
 ALLOWED["finetune"] = {*ALLOWED["train"], "train", "tasks"}
+ALLOWED["trainer"] = {*ALLOWED["recipes"], "recipes"}
+ALLOWED["export"] = {*ALLOWED["finetune"], "finetune"}
 ALLOWED["studies"] = ALLOWED["demo"] = ALLOWED["release"] = {
     *ALLOWED["finetune"],
     "finetune",
@@ -33,6 +35,11 @@ ALLOWED["studies"] = ALLOWED["demo"] = ALLOWED["release"] = {
 }
 OPTIONAL = {
     "transformers",
+    "accelerate",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "sentence_transformers",
     "matplotlib",
     "pyarrow",
     "datasets",

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,6 +36,31 @@ def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `path` at the end, or vanishes after an error.
+
+    A folder that is there already is replaced.
+    """
+    path = path.absolute()  # "." has no name
+    staging = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    old = staging.with_name(f"{staging.name}.old")
+    try:
+        staging.mkdir(parents=True)
+        yield staging
+        if path.exists():
+            path.rename(old)
+        try:
+            staging.rename(path)
+        except OSError:
+            if old.exists():
+                old.rename(path)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 @contextmanager

@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 
 from electra import __version__
-from electra.cli import bench, finetune, inference, models, release, research, text, train
+from electra.cli import (
+    bench,
+    export,
+    finetune,
+    inference,
+    models,
+    release,
+    research,
+    text,
+    train,
+)
 from electra.errors import UserError
 from electra.files import is_disk_full
 
@@ -38,6 +48,7 @@ app.command()(train.report)
 app.command()(research.flops)
 app.command()(research.study)
 app.command("import")(models.import_command)
+app.command()(export.export)
 app.command()(release.release)
 app.command()(finetune.finetune)
 app.command()(finetune.glue)

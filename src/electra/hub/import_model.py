@@ -3,10 +3,8 @@
 Every source becomes `OUT/discriminator` and `OUT/generator`, as a checkpoint of ours has them.
 """
 
-import os
 import re
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from electra.errors import UserError
-from electra.files import TEMPORARY
+from electra.files import new_folder
 from electra.hub.electric import is_electric, mark_electric
 from electra.hub.extend_vocabulary import extend_network_
 from electra.hub.folders import (
@@ -106,7 +104,8 @@ def import_model(
         for name, imported in found.items():
             extend_network_(imported.network, extended.first, [*extended.pieces.values()])
             found[name] = replace(imported, tokenizer=extended.tokenizer)
-    write_networks(found, out)
+    with new_folder(out) as staging:
+        write_networks(found, staging)
     return {name: imported.network for name, imported in found.items()}
 
 
@@ -290,25 +289,19 @@ def _missing(bundle: TensorBundle, name: str) -> UserError:
 
 
 def write_networks(
-    networks: dict[str, ImportedNetwork], out: Path, dtype: torch.dtype = torch.float32
+    networks: Mapping[str, ImportedNetwork], folder: Path, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Write the model folders under a temporary name, then rename their parent into place."""
-    out = out.absolute()  # "." has no name
-    out.parent.mkdir(parents=True, exist_ok=True)
-    staging = out.with_name(f".{out.name}.{os.getpid()}{TEMPORARY}")
-    try:
-        for name, imported in networks.items():
-            config = imported.network.encoder.config
-            pad_id = vocabulary(imported.tokenizer, imported.special_names).pad
-            export(imported.network, staging / name, pad_id, dtype)
+    """Write each network with its tokenizer to a folder of its name."""
+    for name, imported in networks.items():
+        config = imported.network.encoder.config
+        pad_id = vocabulary(imported.tokenizer, imported.special_names).pad
+        with new_folder(folder / name) as staging:
+            export(imported.network, staging, pad_id, dtype)
             if imported.electric:
-                mark_electric(staging / name)
+                mark_electric(staging)
             save_tokenizer(
                 imported.tokenizer,
-                staging / name,
+                staging,
                 max_length=config.max_positions,
                 names=imported.special_names,
             )
-        staging.replace(out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)

@@ -1,10 +1,8 @@
 """Write a trained model as a pip package: networks in fp16, manifest, model card."""
 
 import importlib.util
-import os
 import re
 import shlex
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import torch
 
 from electra.config import flatten, from_yaml
 from electra.errors import UserError
-from electra.files import TEMPORARY
+from electra.files import new_folder
 from electra.hub.import_model import ImportedNetwork, load_folders, write_networks
 from electra.model_packages import GROUP, installed_models, write_manifest
 from electra.model_paths import find_model
@@ -50,10 +48,7 @@ def release(source: str, out: Path, *, name: str, version: str, card: Path | Non
     check_fits_fp16(networks)
     run = read_run(find_model(source))
 
-    out = out.absolute()  # "." has no name
-    out.parent.mkdir(parents=True, exist_ok=True)
-    staging = out.with_name(f".{out.name}.{os.getpid()}{TEMPORARY}")
-    try:
+    with new_folder(out) as staging:
         write_networks(networks, staging / module, torch.float16)
         facts = CardFacts(
             name=name,
@@ -72,11 +67,7 @@ def release(source: str, out: Path, *, name: str, version: str, card: Path | Non
         }
         for path, text in files.items():
             (staging / path).write_text(text, encoding="utf-8")
-        size = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
-        staging.replace(out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return size
+        return sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
 
 
 def check_name(name: str) -> str:

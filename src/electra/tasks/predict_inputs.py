@@ -24,8 +24,12 @@ def read_inputs(
     columns: Mapping[str, str],
     labels: Sequence[str] = (),
     pairs: bool = False,
+    labelled: bool = False,
 ) -> list[Any]:
-    """Read a `.txt` with one text per line, or a table or JSON with the columns of the task."""
+    """Read a `.txt` with one text per line, or a table or JSON with the columns of the task.
+
+    With `labelled`, the labels of a table are read too, where it has them.
+    """
     if kind != "tag":  # CoNLL files have any extension
         check_extension(source)
     content = read_text(source)  # once: it may be a pipe
@@ -46,7 +50,7 @@ def read_inputs(
     if name in GLUE and not columns and file_extension(source) == ".tsv":
         return read_glue_file(name, source, labels_optional=True, content=content)[0]
     columns = columns or ({"text": "text", "pair": "pair"} if pairs else {"text": "text"})
-    return read_user_examples(source, kind, columns, content)
+    return read_user_examples(source, kind, columns, content, labels if labelled else None)
 
 
 def plain_lines(content: str) -> list[tuple[str, str]]:

@@ -85,18 +85,24 @@ def task_name(data: Path, kind: str) -> str:
 
 
 def read_user_examples(
-    path: Path, kind: Kind, columns: Mapping[str, str], content: str | None = None
+    path: Path,
+    kind: Kind,
+    columns: Mapping[str, str],
+    content: str | None = None,
+    labels: Sequence[str] | None = None,
 ) -> list[Any]:
-    """Read examples without labels from another file of a known task.
+    """Read examples from another file of a known task.
 
-    `content` is the text of the file if you have read it already.
+    `content` is the text of the file if you have read it already. The labels of the examples are
+    read if `labels`, those of the task, are given and the file has the column.
     """
     pair = tuple(columns["pair"].split(",")) if columns.get("pair") else ()
-    known = Columns(text=columns["text"], pair=pair, label="")
+    label = "" if labels is None else columns.get("label", "")
+    known = Columns(text=columns["text"], pair=pair, label=label)
     table, skipped = drop_rows_without_text(read_table(path, content), known)
     for warning in skipped:
         warnings.warn(warning, stacklevel=2)
-    return build_examples(table, kind, known, (), labels_optional=True)
+    return build_examples(table, kind, known, tuple(labels or ()), labels_optional=True)
 
 
 def drop_rows_without_text(table: Table, columns: Columns) -> tuple[Table, list[str]]:

@@ -83,8 +83,8 @@ class TaskKind(ABC):
     def is_labelled(self, example: Any) -> bool:
         """Whether an example can be scored."""
 
-    def read(self, source: Path) -> list[Any]:
-        """Read the examples of a file for `electra predict`."""
+    def read(self, source: Path, *, labelled: bool = False) -> list[Any]:
+        """Read the examples of a file for `electra predict`, with their labels if wanted."""
         card = self.card
         return read_inputs(
             source,
@@ -93,6 +93,7 @@ class TaskKind(ABC):
             columns=card.columns,
             labels=card.labels,
             pairs=card.pairs,
+            labelled=labelled,
         )
 
     @property

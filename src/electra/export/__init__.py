@@ -1,0 +1,1 @@
+"""Export models for transformers, onnxruntime and sentence-transformers."""

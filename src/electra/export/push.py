@@ -1,0 +1,73 @@
+"""Upload an exported folder to the Hugging Face Hub, and the checkpoints of a run as revisions."""
+
+import contextlib
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from electra.errors import UserError, require
+from electra.export.folders import write_transformers
+
+Tell = Callable[[str], None]
+
+
+def open_repository(name: str, *, private: bool) -> Any:
+    """Create the repository if it is not there; returns the client of huggingface_hub.
+
+    This comes first, so that a wrong name or a missing login ends the command at once.
+    """
+    hub = require("huggingface_hub", "hub")
+    api = hub.HfApi(library_name="electra")
+    with hub_errors(f"The Hub did not accept '{name}'", "Log in with: hf auth login"):
+        api.create_repo(name, private=private, exist_ok=True)
+    return api
+
+
+def push_folder(api: Any, name: str, folder: Path, tell: Tell) -> None:
+    """Upload a folder as the main revision."""
+    again = shlex.join(["hf", "upload", name, str(folder)])
+    with hub_errors(f"{folder} is written, but not on the Hub", f"Upload it with: {again}"):
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload by electra")
+    tell(f"{name}: on the Hub")
+
+
+def push_checkpoints(api: Any, name: str, run: Path, tell: Tell) -> None:
+    """Upload the networks of each checkpoint as a revision with the checkpoint's name."""
+    for checkpoint in find_checkpoints(run):
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / checkpoint.name
+            write_transformers(str(checkpoint), folder)
+            with hub_errors(
+                f"The checkpoint {checkpoint} is not on the Hub",
+                "Run the same command with another --out to upload what is missing",
+            ):
+                api.create_branch(name, branch=checkpoint.name, exist_ok=True)
+                api.upload_folder(
+                    repo_id=name,
+                    folder_path=folder,
+                    revision=checkpoint.name,
+                    commit_message=f"Upload {checkpoint.name} by electra",
+                )
+        tell(f"{name}: revision {checkpoint.name}")
+
+
+def find_checkpoints(run: Path) -> list[Path]:
+    """Return the checkpoints of a run, oldest first."""
+    found = sorted((run.expanduser() / "checkpoints").glob("step-*"))
+    if not found:
+        raise UserError(f"{run} has no checkpoints: give a run, or leave out --checkpoints.")
+    return found
+
+
+@contextlib.contextmanager
+def hub_errors(what: str, remedy: str) -> Iterator[None]:
+    """Turn the errors of the Hub's client into one sentence."""
+    try:
+        yield
+    except (UserError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # the library raises a dozen types; the first line says why
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"{what}: {reason.rstrip('.')}. {remedy}.") from None
