@@ -145,6 +145,14 @@ def test_the_second_of_two_stages(make, compare):
     assert all(p.grad is not None for p in objective.discriminator.parameters())
 
 
+def test_both_networks_after_the_generator(make, compare):
+    objective = make("rtd", generator_first=0.5).train()
+    assert objective.update_progress(0.5)
+    compare(objective)
+    assert "forward" in vars(objective)
+    assert all(p.grad is not None for p in objective.parameters())
+
+
 def test_the_kernels_are_there_and_only_where_they_fit(make):
     objective = make("rtd", generator={"tie": "gdes"}, model={"hidden": 96, "heads": 6})
     use_fused_kernels_(objective)

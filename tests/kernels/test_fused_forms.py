@@ -161,6 +161,10 @@ FORMS = {
         "train/accelerate.py: _rtd_forward",
         "85ef5c0d1a4defdd",
     ),
+    "electra.objectives.two_stage:GeneratorFirst.forward": (
+        "train/accelerate.py: _generator_first_forward",
+        "7495db39a0f4c02c",
+    ),
     "electra.objectives.rtd:ReplacedTokenDetection.detection_loss": (
         "any_gpu/rtd.py: RtdLoss",
         "c84f64d7d11efddd",

@@ -129,7 +129,7 @@ def test_every_kind_at_every_rate(kind, rate, make, batch, ask):
 def test_torch_compile_reads_every_kind(kind, make, batch):
     """The oldest torch that we know does not read all that Python has; no C++ compiler is asked."""
     objective = make(kind).train()
-    for _ in objective.each_stage():
+    for _ in objective.each_step_kind():
         torch._dynamo.reset()
         compiled = torch.compile(objective, backend="eager", dynamic=False)
         torch.manual_seed(3)

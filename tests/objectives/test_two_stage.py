@@ -70,9 +70,12 @@ def test_without_init_from_generator_nothing_is_copied(make):
 
 def test_each_stage_has_its_own_schedule(make):
     objective = make("two-stage")
-    found = [objective.stage_progress(p) for p in (0.0, 0.25, 0.4999, 0.5, 0.75, 1.0)]
-    assert found == pytest.approx([0, 0.5, 0.9998, 0, 0.5, 1])
-    assert make("rtd").stage_progress(0.3) == 0.3
+    spans = []
+    for progress in (0.0, 0.4999, 0.5, 1.0):
+        objective.update_progress(progress)
+        spans.append(objective.schedule_span)
+    assert spans == [(0.0, 0.5), (0.0, 0.5), (0.5, 1.0), (0.5, 1.0)]
+    assert make("rtd").schedule_span == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("tie", ["embeddings", "none", "gdes", "all"])
@@ -82,7 +85,7 @@ def test_the_generator_first_leaves_all_that_the_discriminator_uses(make, batch,
     before = objective.networks()["discriminator"].state_dict()
     before = {name: weights.clone() for name, weights in before.items()}
     assert not objective.update_progress(0.24)
-    assert objective.stage_fraction == 0.25
+    assert objective.schedule_span == (0.0, 0.25)
     found = reached(objective, batch)
     assert found
     assert all(name.startswith("generator.") for name in found)
@@ -101,7 +104,7 @@ def test_after_the_generator_both_networks_learn_as_in_rtd(make, batch, reached,
     assert "recall" not in objective.compute_metrics(ask(objective, batch)[2])
     assert objective.update_progress(0.25)
     assert not objective.update_progress(0.26)
-    assert objective.stage_fraction == 0.75
+    assert objective.schedule_span == (0.25, 1.0)
     assert reached(objective, batch) == reached(plain, batch)
     _, output, sums = ask(objective, batch)
     _, expected, expected_sums = ask(plain, batch)
@@ -110,13 +113,11 @@ def test_after_the_generator_both_networks_learn_as_in_rtd(make, batch, reached,
     assert objective.compute_metrics(sums) == plain.compute_metrics(sums)
 
 
-def test_the_generator_first_schedule_and_a_restored_stage(make):
+def test_a_restored_stage(make):
     objective = make("rtd", generator_first=0.25)
-    found = [objective.stage_progress(p) for p in (0.0, 0.125, 0.25, 0.625, 1.0)]
-    assert found == pytest.approx([0, 0.5, 0, 0.5, 1])
     objective.stage.fill_(2)  # as a checkpoint does
     assert objective.in_second_stage
-    stages = [objective.in_second_stage for _ in objective.each_stage()]
-    assert stages == [False, True]
+    kinds = [objective.step_kind for _ in objective.each_step_kind()]
+    assert kinds == [0, 1]
     assert objective.in_second_stage
     assert all(p.requires_grad for p in objective.parameters())

@@ -31,11 +31,11 @@ class FakeGraph:
     def capture(self, rows, rate, sums) -> None:
         objective = self.step.objective
         self.call, self.sums = (rows, rate), sums
-        self.stage, self.mask_rate = objective.in_second_stage, objective.mask_rate
+        self.stage, self.mask_rate = objective.step_kind, objective.mask_rate
 
     def replay(self) -> None:
         objective = self.step.objective
-        assert objective.in_second_stage == self.stage
+        assert objective.step_kind == self.stage
         now, moves = objective.mask_rate, isinstance(self.mask_rate, torch.Tensor)
         objective.mask_rate = self.mask_rate if moves else now
         self.sums.copy_(self.step(*self.call))
@@ -113,11 +113,11 @@ def test_the_capture_changes_nothing(name, tiny, make_step, capture):
         *(step.ema.tensors().values() if step.ema else ()),
     ]
     before = [t.detach().clone() for t in held]
-    rate, second = objective.mask_rate, objective.in_second_stage
+    rate, second = objective.mask_rate, objective.step_kind
     capture(step, rows[0])
     for tensor, value in zip(held, before, strict=True):
         assert torch.equal(tensor, value)
-    assert (objective.mask_rate, objective.in_second_stage) == (rate, second)
+    assert (objective.mask_rate, objective.step_kind) == (rate, second)
     assert all(p.grad is None for p in objective.parameters())
 
 

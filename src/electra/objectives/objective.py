@@ -75,29 +75,25 @@ class Objective(nn.Module):
         self.counter[1].fill_(step)
         self.counter[2].fill_(first_row)
 
-    # Stages: only the objectives of two_stage.py have more than one.
-
-    @property
-    def stage_fraction(self) -> float:
-        """The length of the current stage as a fraction of the run."""
-        return 1.0
+    # What changes in the course of a run; two_stage.py changes the loss as well.
 
     def update_progress(self, progress: float) -> bool:
-        """Prepare the step that starts at `progress`; return True when a new stage begins."""
+        """Prepare the step that starts at `progress`; return True when the loss is another one."""
         self.mask_rate = self.config.rate_at(progress)
         return False
 
-    def stage_progress(self, progress: float) -> float:
-        """Return the progress within the current stage."""
-        return progress
+    @property
+    def schedule_span(self) -> tuple[float, float]:
+        """The part of the run that the current learning rate schedule covers."""
+        return 0.0, 1.0
 
     @property
-    def in_second_stage(self) -> bool:
-        """Whether the second of two stages has begun."""
-        return False
+    def step_kind(self) -> int:
+        """Steps of one kind run the same operations, so that they share a CUDA graph."""
+        return 0
 
-    def each_stage(self) -> Iterator[None]:
-        """Enter each stage in turn, to compile or capture all of them; then restore the stage."""
+    def each_step_kind(self) -> Iterator[None]:
+        """Prepare each kind of step in turn, to compile or capture it; then restore the present."""
         yield
 
     # The parts of a step. `train/accelerate.py` replaces some of them by fused kernels.

@@ -64,14 +64,19 @@ class Staged(ReplacedTokenDetection):
 
     @property
     def in_second_stage(self) -> bool:
+        """Whether the second stage has begun."""
         if self._in_second_stage is None:
             self.prepare_stage(int(self.stage) == 2)
         assert self._in_second_stage is not None
         return self._in_second_stage
 
     @property
-    def stage_fraction(self) -> float:
-        return 1 - self.boundary if self.in_second_stage else self.boundary
+    def schedule_span(self) -> tuple[float, float]:
+        return (self.boundary, 1.0) if self.in_second_stage else (0.0, self.boundary)
+
+    @property
+    def step_kind(self) -> int:
+        return int(self.in_second_stage)
 
     @torch.no_grad()
     def update_progress(self, progress: float) -> bool:
@@ -83,7 +88,7 @@ class Staged(ReplacedTokenDetection):
         self.prepare_stage(True)
         return True
 
-    def each_stage(self) -> Iterator[None]:
+    def each_step_kind(self) -> Iterator[None]:
         current = self.in_second_stage
         try:
             for second in (False, True):
@@ -91,10 +96,6 @@ class Staged(ReplacedTokenDetection):
                 yield
         finally:
             self.prepare_stage(current)
-
-    def stage_progress(self, progress: float) -> float:
-        edge = self.boundary
-        return min(1.0, (progress - edge) / (1 - edge) if progress >= edge else progress / edge)
 
     def train_generator(self, batch: Batch, masked: Masked, totals: Tensor) -> LossOutput:
         """Compute the first stage's loss: masked language modelling."""

@@ -19,7 +19,7 @@ from electra.objectives.corrupt import Masked, max_masked
 from electra.objectives.mlm_output import MlmOutput
 from electra.objectives.objective import CorruptingObjective, LossOutput, Objective
 from electra.objectives.rtd import ReplacedTokenDetection
-from electra.objectives.two_stage import TwoStage
+from electra.objectives.two_stage import GeneratorFirst, TwoStage
 
 MASKING = ("mask_batch", "unpack", "mask", "totals")
 """Methods that one masking kernel replaces together."""
@@ -97,7 +97,9 @@ def _replace_methods(objective: Objective, setting: Literal["triton", "auto"]) -
         (CorruptingObjective, ("corrupt",), _corrupt),
         (ReplacedTokenDetection, ("detection_loss",), _detection_loss),
     ]
-    if isinstance(objective, ReplacedTokenDetection):
+    if isinstance(objective, GeneratorFirst):
+        forms.append((GeneratorFirst, ("forward",), partial(_generator_first_forward, objective)))
+    elif isinstance(objective, ReplacedTokenDetection):
         forms.append((ReplacedTokenDetection, ("forward",), partial(_rtd_forward, objective)))
     if usual:
         forms.append((Objective, MASKING, partial(_mask_batch, objective)))
@@ -254,6 +256,15 @@ def _rtd_forward(
     weights = objective.weights / totals
     loss = weights[0] * mlm.loss + weights[1] * detection_loss
     return LossOutput(loss, sums, corrupted, replaced, logits.detach(), loss_mask)
+
+
+def _generator_first_forward(
+    objective: GeneratorFirst, batch: Batch, masked: Masked, totals: Tensor
+) -> LossOutput:
+    """The fused form of `GeneratorFirst.forward`."""
+    if objective.in_second_stage:
+        return _rtd_forward(objective, batch, masked, totals)
+    return objective.train_generator(batch, masked, totals)
 
 
 def _token_log_probs(

@@ -44,7 +44,7 @@ def capture_cuda_graph(step: Step, rows: Tensor) -> GraphedStep:
     pool, side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     try:
         objective.mask_rate = static_mask_rate if moving else mask_rate
-        for _ in objective.each_stage():
+        for _ in objective.each_step_kind():
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(WARMUP_STEPS):
@@ -53,7 +53,7 @@ def capture_cuda_graph(step: Step, rows: Tensor) -> GraphedStep:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=side):
                 sums = step(static_rows, rate)
-            graphs[objective.in_second_stage] = graph, sums, optimizer.finish_capture()
+            graphs[objective.step_kind] = graph, sums, optimizer.finish_capture()
     finally:
         objective.mask_rate = mask_rate
         for tensor, value in zip(state, before, strict=True):
@@ -68,7 +68,7 @@ def capture_cuda_graph(step: Step, rows: Tensor) -> GraphedStep:
             static_mask_rate.fill_(objective.mask_rate)
         for shadow in shadows:
             shadow.refresh()  # in case something other than the step changed parameters
-        graph, sums, _ = graphs[objective.in_second_stage]
+        graph, sums, _ = graphs[objective.step_kind]
         graph.replay()
         return sums
 

@@ -100,12 +100,11 @@ def train(run: Run, stop: GracefulStop) -> None:
             batches, take_step = run.batches(), run.graphed_step or run.step
             started = time.perf_counter() - state.seconds  # the clock stood still
         rows = next(batches)
-        if run.objective.update_progress(run.progress):  # a stage with another loss begins
+        if run.objective.update_progress(run.progress):  # another loss from here on
             state.best = {}
             if run.step.ema is not None:
                 run.step.ema.restart()  # the discriminator may have other weights now
-        progress = run.objective.stage_progress(run.progress)
-        rate = learning_rate(progress, run.stage_steps, run.optim)
+        rate = learning_rate(run.schedule_progress, run.schedule_steps, run.optim)
         run.objective.set_step(state.step)
         metrics.add(take_step(rows, rate))  # tensors, never floats: no hidden synchronisation
         state.advance(len(rows), rows.shape[1] - 2)
@@ -191,7 +190,7 @@ def dry_run(run: Run, rows: Tensor) -> None:
             rows = run.held_out[: step.micro_batch]
             validate(step.objective, rows, step.micro_batch, step.dtype)
             return
-        for _ in step.objective.each_stage():
+        for _ in step.objective.each_step_kind():
             step.backward(*step.objective.mask_batch(rows))
         for p in step.objective.parameters():
             step.optimizer.moments(p)
@@ -245,8 +244,8 @@ def run_validation(run: Run) -> None:
     update_view(run, held_out=state.held_out)
     if state.step < MIN_STEPS_FOR_WARNINGS:
         return
-    progress = step.objective.stage_progress(run.progress)
-    warmup = warmup_share(run.stage_steps, run.optim)
+    progress = run.schedule_progress
+    warmup = warmup_share(run.schedule_steps, run.optim)
     for warning in run.health.check(progress, warmup, state.held_out):
         run.metrics_log.write("event", state.step, message=warning)
         run.view.print(f"warning: {warning}", style="yellow")

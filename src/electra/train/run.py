@@ -99,7 +99,14 @@ class Run:
         return describe_kernels(self.objective, self.step.micro_batch, self.phase.seq_length)
 
     @property
-    def stage_steps(self) -> float:
-        """Steps in the current stage of the objective, estimated from the pace so far."""
+    def schedule_progress(self) -> float:
+        """Progress within the part of the run that the learning rate schedule covers."""
+        begin, end = self.objective.schedule_span
+        return min(1.0, (self.progress - begin) / (end - begin))
+
+    @property
+    def schedule_steps(self) -> float:
+        """Steps of that part, estimated from the pace so far."""
+        begin, end = self.objective.schedule_span
         done = self.state.step
-        return self.objective.stage_fraction * done / self.progress if done else 1.0
+        return (end - begin) * done / self.progress if done else 1.0
