@@ -387,3 +387,27 @@ def test_an_encoder_without_a_head_is_refused(folders, from_model, tmp_path):
     save_file(body, model / "model.safetensors")
     with pytest.raises(UserError, match="neither the head of a discriminator"):
         resolve_init(from_model(model))
+
+
+@pytest.mark.parametrize("kind", ["run", "folder"])
+def test_positions_that_the_source_never_trained(
+    kind, finished, folders, from_model, corpus, tokenizer_folder, tmp_path, console
+):
+    """A run on rows of 32 has trained 32 positions; a folder of others counts as trained."""
+    source, shards = finished if kind == "run" else folders, tmp_path / "shards"
+    prepare([corpus], tokenizer=tokenizer_folder, out=shards, length=64, workers=1, held_out=0.1)
+    config = from_model(source)
+    data = replace(config.data, folder=str(shards), seq_length=64, batch_size=4)
+    train = replace(config.train, budget="1steps", validate_every=1)
+    config = replace(config, data=data, train=train)
+    optim = replace(config.optim, lr=0.0, weight_decay=0.0)
+    assert start(replace(config, optim=optim), tmp_path / "run", console, ["optim.lr"]) == 0
+    name = "electra.embeddings.position_embeddings.weight"
+    found = weights(at(tmp_path / "run", 1) / "discriminator")[name]
+    before = weights((at(finished, 20) if kind == "run" else folders) / "discriminator")[name]
+    torch.testing.assert_close(found[:32], before[:32])
+    expected = before[:32] if kind == "run" else before[32:]
+    torch.testing.assert_close(found[32:], expected)
+    assert checkpoint.read_state(at(tmp_path / "run", 1)).known_positions == (
+        32 if kind == "run" else 64
+    )
