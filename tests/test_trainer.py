@@ -15,8 +15,9 @@ from electra.hub.folders import load_discriminator, load_generator
 from electra.models.electra import GeneratorConfig
 from electra.models.encoder import EncoderConfig
 from electra.objectives.settings import ObjectiveConfig
+from electra.optim.adam import OptimConfig
 from electra.optim.optimizer import build_optimizer
-from electra.optim.schedule import OptimConfig, learning_rate
+from electra.optim.schedule import learning_rate
 from electra.text.shards import Shards
 from electra.text.tokenizer import load_vocabulary
 from electra.train.data import rows_at

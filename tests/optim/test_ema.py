@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from electra.errors import UserError
+from electra.optim.adam import OptimConfig
 from electra.optim.ema import WeightEma
-from electra.optim.schedule import OptimConfig
 
 
 def make(decay: float) -> tuple[dict[str, torch.Tensor], WeightEma]:
