@@ -11,7 +11,13 @@ from safetensors.torch import load_file, save_file
 from electra.api import load
 from electra.errors import UserError
 from electra.hub import folders
-from electra.hub.folders import load_tokenizer_and_vocab, read_config, transformers_config
+from electra.hub.folders import (
+    load_discriminator,
+    load_tokenizer_and_vocab,
+    network_folders,
+    read_config,
+    transformers_config,
+)
 from electra.models.encoder import EncoderConfig
 from electra.text.tokenizer import load_tokenizer
 from electra.train import checkpoint
@@ -87,3 +93,35 @@ def test_the_position_ids_of_old_transformers_versions_are_ignored(copied):
         weights | {"electra.embeddings.position_ids": positions}, folder / "model.safetensors"
     )
     assert load(folder).detect(TEXT) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("hidden_size", "big", "hidden_size='big' is not a whole number"),
+        ("num_hidden_layers", True, "num_hidden_layers=True is not a whole number"),
+        ("hidden_size", 64.0, "hidden_size=64.0 is not a whole number"),
+        ("hidden_dropout_prob", None, "hidden_dropout_prob=None is not a number"),
+        ("vocab_size", 10**12, "parameters, but model.safetensors has only"),
+        ("intermediate_size", 10**9, "parameters, but model.safetensors has only"),
+        ("num_hidden_layers", 10**9, "parameters, but model.safetensors has only"),
+    ],
+)
+def test_sizes_that_cannot_be(name, value, message, model_folder, tmp_path):
+    """Refused before a network is built: 1 TB would not be refused by everybody's memory."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | {name: value}))
+    for read in (read_config, load_discriminator, network_folders):
+        with pytest.raises(UserError, match=message):
+            read(folder)
+
+
+def test_another_architecture_is_named_before_its_head(model_folder, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | {"model_type": "bert"}))
+    with pytest.raises(UserError, match="of the type 'bert'"):
+        network_folders(folder)

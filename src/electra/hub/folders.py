@@ -43,6 +43,21 @@ GENERATOR_HEAD = {"dense": "generator_predictions.dense", "norm": "generator_pre
 PARTS = ("weight", "bias")
 BODY = "electra."
 """Prefix of the encoder's tensors in the classes of transformers that have a head."""
+SIZES = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "feed_forward": "intermediate_size",
+    "embedding": "embedding_size",
+    "max_positions": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+}
+RATES = {
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "init_std": "initializer_range",
+}
+"""Our settings and transformers' names for them in `config.json`."""
 TOKEN_TABLE = f"{BODY}embeddings.{EMBEDDINGS['token.weight']}"
 N = TypeVar("N", Generator, Discriminator)
 
@@ -173,22 +188,38 @@ def read_config(folder: Path) -> EncoderConfig:
             f"{folder} has another activation or LayerNorm epsilon: only hidden_act=gelu and "
             "layer_norm_eps=1e-12 are supported."
         )
-    try:
-        return EncoderConfig(
-            layers=c["num_hidden_layers"],
-            hidden=c["hidden_size"],
-            heads=c["num_attention_heads"],
-            feed_forward=c["intermediate_size"],
-            embedding=c["embedding_size"],
-            max_positions=c["max_position_embeddings"],
-            vocab_size=c["vocab_size"],
-            vocab_multiple=1,
-            dropout=c["hidden_dropout_prob"],
-            attention_dropout=c["attention_probs_dropout_prob"],
-            init_std=c["initializer_range"],
+    sizes = {ours: _number(path, c, theirs, int) for ours, theirs in SIZES.items()}
+    rates = {ours: _number(path, c, theirs, int, float) for ours, theirs in RATES.items()}
+    config = EncoderConfig(**sizes, **rates, vocab_multiple=1)
+    check_size(folder, config)
+    return config
+
+
+def _number(path: Path, content: dict[str, Any], name: str, *kinds: type) -> Any:
+    """Return a number of a `config.json`."""
+    if name not in content:
+        raise UserError(f"{path} has no '{name}'; export or download the model again.")
+    value = content[name]
+    if type(value) not in kinds:
+        wanted = "a number" if float in kinds else "a whole number"
+        raise UserError(
+            f"{path}: {name}={value!r} is not {wanted}; export or download the model again."
         )
-    except KeyError as missing:
-        raise UserError(f"{path} has no {missing}; export or download the model again.") from None
+    return value
+
+
+def check_size(folder: Path, config: EncoderConfig) -> None:
+    """Refuse sizes for which the weights have too few bytes, before memory is allocated."""
+    weights, hidden = folder / "model.safetensors", config.hidden
+    layer = 4 * hidden * hidden + 2 * hidden * config.feed_forward_width
+    tables = (config.vocab_size + config.max_positions) * config.embedding
+    needed = config.layers * layer + tables
+    if weights.is_file() and needed > weights.stat().st_size:
+        raise UserError(
+            f"{folder / 'config.json'} describes a network of {needed:,} parameters, but "
+            f"{weights.name} has only {weights.stat().st_size:,} bytes; export or download the "
+            "model again."
+        )
 
 
 def network_folders(folder: Path) -> dict[str, Path]:
@@ -200,6 +231,7 @@ def network_folders(folder: Path) -> dict[str, Path]:
     found = {}
     for name in inside or [""]:
         path = folder / name
+        read_config(path)  # refuses other architectures by their name
         weights = read_weights(path)
         heads = [
             h for h in ("discriminator", "generator") if f"{h}_predictions.dense.weight" in weights
