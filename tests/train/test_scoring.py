@@ -13,7 +13,7 @@ from electra.errors import UserError
 from electra.train import checkpoint
 from electra.train.metrics_log import read_metrics
 from electra.train.pretrain import read_run_config, resume, start
-from electra.train.report import write_report
+from electra.train.report import panels_of, write_report
 from electra.train.scoring import ScoreOnConfig, Scorer, best_scores
 
 
@@ -85,6 +85,7 @@ def test_the_best_is_named_and_kept(scored, with_train, tmp_path, console):
     assert last.endswith(best)
     _, page = write_report(run, tmp_path / "report")
     assert best in page.read_text()
+    assert "Score on your task" in [title for title, _ in panels_of(read_metrics(run))]
 
 
 def test_some_checkpoints_and_the_last(scored, tmp_path, console):

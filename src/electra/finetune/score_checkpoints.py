@@ -61,7 +61,7 @@ def make_scorer(
         now = replace(run, pretrained=load_pretrained(str(checkpoint)))
         return score_task(now, range(settings.seeds), progress)
 
-    every = "each checkpoint" if settings.every == 1 else f"one of {settings.every} checkpoints"
+    every = "each checkpoint" if settings.every == 1 else f"one in {settings.every} checkpoints"
     train, dev = (f"{len(task.splits[split]):,}" for split in ("train", "dev"))
     return Scorer(
         name=task.name,
