@@ -13,8 +13,9 @@ PAGE = (Path(__file__).parents[1] / "docs" / "continue.md").read_text(encoding="
 
 
 def test_the_example(bash, tmp_path):
-    (script,) = re.findall(r"<!-- tested -->\n```bash\n(.*?)```", PAGE, re.S)
-    said = bash(script)
+    scripts = re.findall(r"<!-- tested(?:: score)? -->\n```bash\n(.*?)```", PAGE, re.S)
+    assert len(scripts) == 2
+    said = bash("".join(scripts))
     (printed,) = re.findall(r"```\n(new pieces: .*?)```", PAGE, re.S)
     assert printed in said
     assert "Starting from" in said
@@ -33,6 +34,15 @@ def test_the_example(bash, tmp_path):
     assert sizes[0] < sizes[1] == sizes[2]
     first = next(m for m in read_metrics(tmp_path / "runs" / "domain") if m["kind"] == "held_out")
     assert first["step"] == 0
+    lines = [m for m in read_metrics(tmp_path / "runs" / "scored") if m["kind"] == "score"]
+    assert [(m["step"], m["task"], m["seeds"]) for m in lines] == [
+        (10, "notes", 2),
+        (20, "notes", 2),
+    ]
+    assert re.search(r"best on notes: step-000000[12]0, accuracy [01]\.\d{4} \(median of 2\)", said)
+    printed = re.findall(r"^(Step 10: .*)$", PAGE, re.M)
+    pattern = re.sub(r"\d+(\\\.|:)\d+", r"[\\d.:]+", re.escape(*printed))
+    assert re.search(pattern, said), pattern
 
 
 def test_the_page_names_the_defaults():

@@ -27,12 +27,12 @@ ALLOWED = {
 ALLOWED["recipes"] = ALLOWED["bench"] = {*ALLOWED["train"], "train"}
 ALLOWED["finetune"] = {*ALLOWED["train"], "train", "tasks"}
 ALLOWED["trainer"] = {*ALLOWED["recipes"], "recipes"}
-ALLOWED["export"] = {*ALLOWED["finetune"], "finetune"}
 ALLOWED["studies"] = ALLOWED["demo"] = ALLOWED["release"] = {
     *ALLOWED["finetune"],
     "finetune",
     "recipes",
 }
+ALLOWED["export"] = {*ALLOWED["release"], "release"}
 OPTIONAL = {
     "transformers",
     "accelerate",

@@ -347,3 +347,26 @@ def test_too_little_memory_is_told(refused, data_folder, tmp_path):
     sentence = refused("pretrain", "toy", *QUICK, *place, "model.hidden=1000000000000")
     assert "out of memory" in sentence
     assert not out.exists()
+
+
+def test_scores_while_it_trains(electra, refused, data_folder, reviews, tmp_path):
+    run = tmp_path / "run"
+    command = ("pretrain", "toy", "--data", data_folder, "--out", run, "--budget", "4steps", *QUICK)
+    fast = ("train.checkpoint_every=2", "score_on.seeds=1", "score_on.finetune_epochs=0.2")
+    told = refused(*command, "--score-task", "classify")
+    assert "name its file with --score-on" in told
+    told = refused(*command, "--score-on", reviews, "score_on.text=txt")
+    assert "has no column 'txt'" in told
+    assert not run.exists()
+    code, out, err = electra(*command, *fast, "--score-on", reviews)
+    assert code == 0, err
+    assert "Scores: each checkpoint is fine-tuned on" in out
+    assert "Step 2: accuracy" in out
+    assert "best on reviews" in out.splitlines()[-1]
+    code, out, err = electra("pretrain", "--resume", "--out", run)
+    assert code == 0, err
+    assert "Step 4: accuracy" not in out
+    assert "best on reviews" in out.splitlines()[-1]
+    code, out, err = electra("pretrain", "--resume", "--out", run, "score_on.data=")
+    assert code == 0, err
+    assert "best on" not in out

@@ -32,7 +32,7 @@ def test_a_fine_tuned_model_for_transformers(tuned, tmp_path):
     export_model(str(tuned), tmp_path / "out", "transformers", tell=print)
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
-        *("config.json", "model.safetensors", "task.json"),
+        *("README.md", "config.json", "model.safetensors", "task.json"),
         *("tokenizer.json", "tokenizer_config.json"),
     }
     ours, theirs = (

@@ -38,6 +38,9 @@ class StandIn(BaseHTTPRequestHandler):
             hub.created.append(json.loads(body))
             hub.revisions.setdefault("main", {})
             return self.answer(200, json.dumps({"url": f"{hub.url}/me/electra"}).encode())
+        if parts[:2] == ["api", "validate-yaml"]:
+            hub.validated.append(json.loads(body))
+            return self.answer(200, b'{"errors": [], "warnings": []}')
         action, revision = parts[4], parts[-1]
         if action == "branch":
             hub.revisions[revision] = {}
@@ -85,7 +88,7 @@ class StandIn(BaseHTTPRequestHandler):
 def hub():
     server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
     server.url = f"http://127.0.0.1:{server.server_port}"
-    server.created, server.revisions = [], {}
+    server.created, server.revisions, server.validated = [], {}, []
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
@@ -130,7 +133,7 @@ def test_both_networks_and_the_checkpoints(finished, command, hub, tmp_path):
     assert hub.created[0].get("private") or hub.created[0].get("visibility") == "private"
     out = tmp_path / "out"
     written = {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*") if p.is_file()}
-    assert {name.split("/")[0] for name in written} == {"discriminator", "generator"}
+    assert {name.split("/")[0] for name in written} == {"README.md", "discriminator", "generator"}
     assert hub.revisions["main"] == written
     assert hub.revisions.keys() == {"main", "step-00000010", "step-00000020"}
     for name in ("step-00000010", "step-00000020"):
@@ -142,6 +145,38 @@ def test_both_networks_and_the_checkpoints(finished, command, hub, tmp_path):
     code = "import electra; print(len(electra.load('me/electra', device='cpu').fill('a [MASK]')))"
     loaded = command("-c", code)
     assert loaded.stdout == "1\n", loaded.stderr
+
+
+def test_the_card_on_the_hub_and_on_each_revision(finished, command, hub, tmp_path):
+    from huggingface_hub import ModelCard
+
+    (tmp_path / "card.yaml").write_text(
+        "{language: en, license: Apache-2.0, base_model: somebody/electra, watts: 650, minutes: 60,"
+        "\n evaluations: [{title: BLiMP, scores: [{task: blimp, score: 0.739}]}]}"
+    )
+    done = command(
+        *("-m", "electra", "export", finished, "--out", "out", "--push-to-hub", "me/electra"),
+        *("--checkpoints", "--card", "card.yaml"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert {each["repoType"] for each in hub.validated} == {"model"}
+    cards = {name: files["README.md"].decode() for name, files in hub.revisions.items()}
+    data = {name: ModelCard(text).data for name, text in cards.items()}
+    for name, found in data.items():
+        assert (found.language, found.license) == ("en", "apache-2.0"), name
+        assert (found.base_model, found.library_name) == ("somebody/electra", "transformers")
+        assert "| energy | about 0.65 kWh" in cards[name]
+    assert data["main"].eval_results[0].metric_value == 0.739
+    assert data["step-00000010"].eval_results is None  # the score is of the last one
+    assert "| steps | 20 |" in cards["main"]
+    assert "| steps | 10 |" in cards["step-00000010"]
+    assert "checkpoint `step-00000010` of the run" in cards["step-00000010"]
+    place = '"me/electra", subfolder="generator"'
+    assert f"ElectraForMaskedLM.from_pretrained({place})" in cards["main"]
+    early = f'ElectraForMaskedLM.from_pretrained({place}, revision="step-00000010")'
+    assert early in cards["step-00000010"]
+    assert 'electra.load("me/electra")' in cards["main"]
+    assert "electra.load" not in cards["step-00000010"]
 
 
 def test_without_a_login_nothing_is_written(tuned, command, hub, tmp_path):

@@ -94,7 +94,10 @@ def test_data_training_and_energy(card):
 
 def test_use_finetuning_embeddings_and_limitations(card):
     assert "electra finetune a-b classify" in card
-    assert "ElectraForSequenceClassification.from_pretrained(folder, num_labels=2)" in card
+    assert (
+        'ElectraForSequenceClassification.from_pretrained(PATH / "discriminator", num_labels=2)'
+        in card
+    )
     assert "take a learning rate of 2e-4" in card
     assert "not trained for sentence similarity" in card
     assert "- It has seen no poems." in card

@@ -21,7 +21,8 @@ from electra.hub.folders import (
     load_tokenizer_and_vocab,
 )
 from electra.model_packages import find_package
-from electra.release.package import check_name, derive_command, release
+from electra.release.package import check_name, release
+from electra.release.run_facts import derive_command
 from electra.text.tokenizer import save_tokenizer
 from electra.train import checkpoint
 

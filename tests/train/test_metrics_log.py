@@ -33,7 +33,11 @@ def test_a_logger_gets_finite_metrics_only(tmp_path):
     record = MetricsLog(tmp_path, Heard())
     record.write("held_out", 5, auc=float("nan"), loss=1.5, reward=float("inf"))
     record.write("event", 6, message="said")
-    assert calls == [({"held_out/loss": 1.5}, 5)]
+    record.write("score", 7, task="moods", score=0.9, seeds=3)
+    assert calls == [
+        ({"held_out/loss": 1.5}, 5),
+        ({"score/score": 0.9, "score/seeds": 3}, 7),
+    ]
 
 
 def test_a_cut_line_is_passed_over(tmp_path):

@@ -34,6 +34,14 @@ def export(
             show_default=False,
         ),
     ] = None,
+    card: Annotated[
+        Path | None,
+        typer.Option(
+            help="A YAML file with what the model card should say, as for `electra release`: "
+            "language, licence, data, hardware, scores.",
+            show_default=False,
+        ),
+    ] = None,
     push_to_hub: Annotated[
         str | None,
         typer.Option(
@@ -55,6 +63,8 @@ def export(
 ) -> None:
     """Export a model for transformers, onnxruntime or sentence-transformers.
 
+    The folder gets a model card, `README.md`, with what the run knows and what --card says.
+
     An ONNX graph takes any batch size and length; it is written only if onnxruntime gives the
     outputs of torch.
 
@@ -66,4 +76,4 @@ def export(
     if push_to_hub is None and (private or checkpoints):
         raise UserError("--private and --checkpoints are for --push-to-hub: leave them out.")
     push = Push(name=push_to_hub, private=private, checkpoints=checkpoints) if push_to_hub else None
-    export_model(model, out, form, int8=int8, data=data, push=push, tell=typer.echo)
+    export_model(model, out, form, int8=int8, data=data, push=push, card=card, tell=typer.echo)

@@ -1,11 +1,12 @@
 """The commands around a run: `recipes`, `pretrain`, `evaluate`, `report`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from electra.cli.console import consoles, lasting
+from electra.cli.console import consoles, lasting, warn
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Settings = Annotated[
@@ -76,6 +77,27 @@ def pretrain(
             show_default=False,
         ),
     ] = None,
+    score_on: Annotated[
+        Path | None,
+        typer.Option(
+            "--score-on",
+            metavar="DATA",
+            help="Your own task, a file or folder as for `electra finetune`: each checkpoint is "
+            "fine-tuned and scored on it, and the best one is kept and named. The run's clock "
+            "stands still meanwhile.",
+            show_default=False,
+        ),
+    ] = None,
+    score_task: Annotated[
+        str | None,
+        typer.Option(
+            "--score-task",
+            metavar="TASK",
+            help="The task of --score-on, such as `classify`; columns, seeds and more are "
+            "settings, such as `score_on.label=stars`.",
+            show_default="from the columns of the file",
+        ),
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Continue the run in --out; if there is none, start it."),
@@ -91,9 +113,12 @@ def pretrain(
     Example: `electra pretrain paper.small --data shards --out runs/first --budget 2h`
 
     Example: `electra pretrain --init-from runs/first --data mine --out runs/mine --budget 20min`
+
+    Example: `electra pretrain toy --data shards --out runs/toy --score-on reviews.csv`
     """
     from electra.config import override
     from electra.errors import UserError
+    from electra.finetune.score_checkpoints import make_scorer
     from electra.recipes import recipe
     from electra.recipes.continued import check_origin, continued, settings_given
     from electra.train.pretrain import resume as resume_run
@@ -105,11 +130,15 @@ def pretrain(
             raise UserError(f"'{name}' is a setting, not a recipe: name a recipe first.")
         settings = [name, *(settings or [])]
         name = None
-    changes = [*(settings or []), *([] if budget is None else [f"train.budget={budget}"])]
+    options = {"train.budget": budget, "score_on.data": score_on, "score_on.task": score_task}
+    named = [f"{key}={value}" for key, value in options.items() if value is not None]
+    changes = [*(settings or []), *named]
+    scorer = partial(make_scorer, warn=warn)
     if resume and (out / "config.yaml").is_file():
         base = recipe(name) if name else None
         check_origin(out, init_from)
-        raise typer.Exit(resume_run(out, console, data, base=base, changes=changes))
+        code = resume_run(out, console, data, base=base, changes=changes, make_scorer=scorer)
+        raise typer.Exit(code)
     if name is None and init_from is None:
         if resume:
             raise UserError(
@@ -126,7 +155,10 @@ def pretrain(
     else:
         base, more = continued(name, init_from, data, budget)
         given |= more
-    raise typer.Exit(start(override(base, changes), out, console, given))
+    config = override(base, changes)
+    if score_task is not None and not config.score_on.data:
+        raise UserError("--score-task is the task of --score-on: name its file with --score-on.")
+    raise typer.Exit(start(config, out, console, given, scorer))
 
 
 def evaluate(

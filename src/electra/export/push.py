@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError, require
+from electra.export.card import write_card
 from electra.export.folders import write_transformers
+from electra.release.details import CardDetails, ScoreTable
 
 Tell = Callable[[str], None]
 
@@ -33,12 +35,18 @@ def push_folder(api: Any, name: str, folder: Path, tell: Tell) -> None:
     tell(f"{name}: on the Hub")
 
 
-def push_checkpoints(api: Any, name: str, run: Path, tell: Tell) -> None:
+def push_checkpoints(
+    api: Any, name: str, run: Path, card: tuple[CardDetails, list[ScoreTable]], tell: Tell
+) -> None:
     """Upload the networks of each checkpoint as a revision with the checkpoint's name."""
+    details, _ = card  # the scores are those of the last one
     for checkpoint in find_checkpoints(run):
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / checkpoint.name
             write_transformers(str(checkpoint), folder)
+            write_card(
+                str(checkpoint), folder, "transformers", name, (details, []), checkpoint.name
+            )
             with hub_errors(
                 f"The checkpoint {checkpoint} is not on the Hub",
                 "Run the same command with another --out to upload what is missing",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from electra.errors import UserError, nearest
+from electra.export.card import write_card
 from electra.export.folders import (
     CONFIG_FILES,
     CONTRASTIVE_STEP,
@@ -23,6 +24,7 @@ from electra.export.push import (
     push_folder,
 )
 from electra.files import new_folder
+from electra.release.details import read_card
 
 Format = Literal["transformers", "onnx", "sentence-transformers"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -48,6 +50,7 @@ def export_model(
     int8: bool = False,
     data: Path | None = None,
     push: Push | None = None,
+    card: Path | None = None,
     tell: Tell,
 ) -> None:
     """Export a model to a new folder; `tell` gets each line of the summary."""
@@ -61,6 +64,7 @@ def export_model(
             "for --int8 alone: give both or neither."
         )
     check_out(out)
+    details = read_card(card)
     api = None
     if push is not None:
         if push.checkpoints and form != "transformers":
@@ -72,19 +76,21 @@ def export_model(
     with new_folder(out) as staging:
         if form == "onnx":
             export_onnx(model, staging, data, tell)
+            said = [f"{out / 'onnx'}: for onnxruntime"]
         elif form == "transformers":
             folders = write_transformers(model, staging)
-            tell(f"{out}: for transformers" + (f", {' and '.join(folders)}" if folders else ""))
+            names = f", {' and '.join(folders)}" if folders else ""
+            said = [f"{out}: for transformers{names}"]
         else:
             write_sentence_transformers(model, staging)
-            tell(f"{out}: for sentence-transformers, with mean pooling")
-            tell(CONTRASTIVE_STEP)
-    if form == "onnx":
-        tell(f"{out / 'onnx'}: for onnxruntime")
+            said = [f"{out}: for sentence-transformers, with mean pooling", CONTRASTIVE_STEP]
+        write_card(model, staging, form, push.name if push else out.absolute().name, details)
+    for line in said:
+        tell(line)
     if push is not None:
         push_folder(api, push.name, out, tell)
         if push.checkpoints:
-            push_checkpoints(api, push.name, Path(model), tell)
+            push_checkpoints(api, push.name, Path(model), details, tell)
 
 
 def export_onnx(model: str, staging: Path, data: Path | None, tell: Tell) -> None:

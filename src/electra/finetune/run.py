@@ -102,15 +102,19 @@ def unfinished(out: Path, origin: Mapping[str, Any], seeds: Sequence[int]) -> li
 
 def train_groups(run: TaskRun, seeds: Sequence[int], out: Path, console: Console) -> None:
     """Train the seeds in groups of `parallel_seeds`."""
-    config = run.config
-    size = config.parallel_seeds or (len(seeds) if run.device.type == "cuda" else 1)
-    groups = [seeds[i : i + size] for i in range(0, len(seeds), size)] if seeds else []
+    groups = seed_groups(run, seeds)
     with show_progress(console, run.task.name, len(groups)) as progress:
         for group in groups:
             try:
                 run.train(group, out, progress)
             except torch.OutOfMemoryError:
-                raise UserError(out_of_memory(len(group), config.batch_size)) from None
+                raise UserError(out_of_memory(len(group), run.config.batch_size)) from None
+
+
+def seed_groups(run: TaskRun, seeds: Sequence[int]) -> list[Sequence[int]]:
+    """Split the seeds into those that are trained at the same time."""
+    size = run.config.parallel_seeds or (len(seeds) if run.device.type == "cuda" else 1)
+    return [seeds[i : i + size] for i in range(0, len(seeds), size)] if seeds else []
 
 
 def check_diverged(results: Sequence[Result], config: FinetuneConfig, out: Path) -> None:

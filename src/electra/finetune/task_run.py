@@ -4,7 +4,7 @@ import copy
 import platform
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,19 @@ class PretrainedEncoder:
     encoder: Encoder
     tokenizer: Tokenizer
     vocab: Vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedSeed:
+    """What training one seed gives."""
+
+    stacked: TaskModel
+    """The networks of all seeds that were trained together."""
+    place: int
+    """Which of them it is."""
+    records: Mapping[str, list[Record]]
+    """Predictions by split."""
+    result: Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +111,11 @@ class TaskRun:
 
     def train(self, seeds: Sequence[int], out: Path, progress: ProgressFn) -> None:
         """Train these seeds at the same time and write what each of them gives."""
+        for trained in self.fit_seeds(seeds, progress):
+            self.save(out, trained)
+
+    def fit_seeds(self, seeds: Sequence[int], progress: ProgressFn) -> Iterator[TrainedSeed]:
+        """Train these seeds at the same time and score each of them."""
         began = time.monotonic()
         pad_id = self.pretrained.vocab.pad
         stacked = fit(
@@ -140,7 +158,7 @@ class TaskRun:
                 "training_seconds": round(trained / len(seeds), 2),
                 "together": len(seeds),
             }
-            self.save(out, seed, stacked, place, records, result)
+            yield TrainedSeed(stacked=stacked, place=place, records=records, result=result)
 
     def score(self, seed: int, records: Mapping[str, list[Record]], diverged: bool) -> Result:
         """The result of a seed; metrics of splits other than dev have the split in front."""
@@ -162,17 +180,10 @@ class TaskRun:
             "version": __version__,
         }
 
-    def save(
-        self,
-        out: Path,
-        seed: int,
-        stacked: TaskModel,
-        place: int,
-        records: Mapping[str, list[Record]],
-        result: Result,
-    ) -> None:
+    def save(self, out: Path, trained: TrainedSeed) -> None:
         """Write the predictions, the model if it is the best so far, and last the result."""
-        for split, lines in records.items():
+        result, seed = trained.result, trained.result["seed"]
+        for split, lines in trained.records.items():
             folder = out / "predictions" / f"seed-{seed}"
             folder.mkdir(parents=True, exist_ok=True)
             text = "".join(to_json(line) + "\n" for line in lines)
@@ -180,7 +191,7 @@ class TaskRun:
         best = max([*read_results(out), result], key=rank)  # the first of equals
         if not result["diverged"] and (best is result or not (out / "model").is_dir()):
             network = self.build_model(seed)
-            unstack_(network, stacked, place)
+            unstack_(network, trained.stacked, trained.place)
             threshold = result.get("best_f1_threshold", 0.0)
             card = replace(self.kind.card, null_threshold=threshold)
             self.save_model(network, card, out / "model")

@@ -15,6 +15,7 @@ from electra.recipes.paper import base, large, small
 from electra.text.shards import Shards
 from electra.train.init_from import InitFromConfig, find_trained_model
 from electra.train.pretrain import read_run_config
+from electra.train.scoring import ScoreOnConfig
 from electra.train.settings import PretrainConfig
 
 SCHEDULE = {"optim.lr", "optim.generator_lr", "optim.warmup"}
@@ -40,7 +41,8 @@ def continued(
         config = replace(config, objective=replace(config.objective, generator_first=0.0))
     else:
         config, decided = from_sizes(folder), set()
-    config = replace(config, init_from=InitFromConfig(model=model))
+    # The task of the other run is not this one's.
+    config = replace(config, init_from=InitFromConfig(model=model), score_on=ScoreOnConfig())
     return override(config, [f"data.seq_length={Shards.open(data).length}"]), decided
 
 

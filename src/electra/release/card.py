@@ -1,16 +1,21 @@
-"""The model card of a package: Markdown with the front matter that the Hugging Face Hub reads.
+"""The model card of a package or an exported folder: Markdown with what the Hub reads.
 
 A fact that neither the run nor the details give is left out.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
+from electra.hub.heads import TaskCard
 from electra.models.electra import Discriminator, Generator
+from electra.models.heads import TaskModel
 from electra.release.details import CardDetails, ScoreTable, TextSource
+from electra.release.run_facts import RunFacts
+
+Network = Generator | Discriminator | TaskModel
 
 HUB_METRICS = {
     "matthews": "matthews_correlation",
@@ -44,6 +49,17 @@ VALIDATION_ROWS = {
     "detection loss": "detection_loss",
     "detection AUC": "auc",
 }
+TASK_TAGS = {
+    "tag": "token-classification",
+    "qa": "question-answering",
+    "choice": "multiple-choice",
+}
+TASK_CLASSES = {
+    "tag": "AutoModelForTokenClassification",
+    "qa": "AutoModelForQuestionAnswering",
+    "choice": "AutoModelForMultipleChoice",
+}
+ENCODER_ONLY = "It is an encoder: fine-tune it for a task; it does not generate text."
 EMBEDDINGS = (
     "The model is not trained for sentence similarity. The folder of the discriminator loads in "
     "sentence-transformers, which then averages the token states; use these vectors as features or "
@@ -52,29 +68,36 @@ EMBEDDINGS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """What a checkpoint knows about its run."""
+class Access:
+    """How the readers of a card get the model."""
 
-    settings: Mapping[str, Any]
-    """By `group.key`."""
-    command: str
-    steps: int
-    tokens: int
-    minutes: float
-    validation: Mapping[str, float]
+    model: str = ""
+    """What commands and `electra.load` take; empty if they do not take it."""
+    install: str = ""
+    """A command before all others."""
+    imports: str = ""
+    """A line before the Python with transformers."""
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """By network, the arguments of `from_pretrained`."""
+    code: str = ""
+    """Python for another library, in place of that with transformers."""
+    library: str = "transformers"
+    note: str = ""
+    """A sentence about the version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardFacts:
-    """What is known about a package without the details."""
+    """What is known about a model without the details."""
 
     name: str
-    module: str
-    version: str
-    networks: Mapping[str, Generator | Discriminator]
-    electric: bool
+    access: Access
+    networks: Mapping[str, Network]
+    electric: bool = False
+    task: TaskCard | None = None
+    """Of a fine-tuned model."""
     sha256: Mapping[str, str]
-    """By path in the package."""
+    """By path."""
     run: RunFacts | None
     evaluations: list[ScoreTable]
 
@@ -90,10 +113,13 @@ def model_card(facts: CardFacts, details: CardDetails) -> str:
         f"---\n{front_matter(facts, details)}---",
         f"# {facts.name}",
         details.summary.strip(),
+        task_section(facts.task) if facts.task else "",
         networks_section(facts),
         use_section(facts),
         finetune_section(facts, details),
-        f"## Sentence embeddings\n\n{details.embeddings.strip() or EMBEDDINGS}",
+        ""
+        if facts.task
+        else f"## Sentence embeddings\n\n{details.embeddings.strip() or EMBEDDINGS}",
         scores_section(facts),
         data_section(details),
         training_section(facts, details),
@@ -106,22 +132,43 @@ def model_card(facts: CardFacts, details: CardDetails) -> str:
 def front_matter(facts: CardFacts, details: CardDetails) -> str:
     """The YAML that the Hub reads."""
     languages = [code.strip() for code in details.language.split(",") if code.strip()]
-    results = list(model_index(facts.evaluations))
+    kind = pipeline_tag(facts) if facts.task else "other"
+    results = list(model_index(facts.evaluations, kind))
     values: dict[str, Any] = {
-        "library_name": "transformers",
-        "pipeline_tag": "feature-extraction",
+        "library_name": facts.access.library,
+        "pipeline_tag": pipeline_tag(facts),
         "language": languages[0] if len(languages) == 1 else languages,
         "license": details.license.lower(),
+        "base_model": details.base_model or (facts.run.base_model if facts.run else ""),
         "datasets": list(details.datasets),
-        "tags": ["electra", "replaced-token-detection", "text-encoder"],
+        "tags": ["electra"]
+        if facts.task
+        else ["electra", "replaced-token-detection", "text-encoder"],
         "model-index": [{"name": facts.name, "results": results}] if results else [],
     }
     known = {key: value for key, value in values.items() if value}
     return yaml.safe_dump(known, sort_keys=False, allow_unicode=True)
 
 
-def model_index(tables: list[ScoreTable]) -> Iterator[dict[str, Any]]:
-    """One result for each task of each table: the median over the seeds."""
+def pipeline_tag(facts: CardFacts) -> str:
+    """What the Hub's page files the model under."""
+    if facts.task:
+        return TASK_TAGS.get(facts.task.kind, "text-classification")
+    return "feature-extraction"
+
+
+def task_section(task: TaskCard) -> str:
+    """What a fine-tuned model predicts."""
+    labels = f", labels: {', '.join(task.labels[:20])}" if task.labels else ""
+    more = ", …" if task.labels[20:] else ""
+    return f"Fine-tuned on the task {task.name} (`{task.kind}`{labels}{more})."
+
+
+def model_index(tables: list[ScoreTable], kind: str) -> Iterator[dict[str, Any]]:
+    """One result for each task of each table: the median over the seeds.
+
+    `kind` is the Hub's name of the kind of tasks that are not GLUE's.
+    """
     for table in tables:
         for row in table.rows:
             task, metric = row["task"], row["metric"]
@@ -132,7 +179,7 @@ def model_index(tables: list[ScoreTable]) -> Iterator[dict[str, Any]]:
             name = f"{metric}, {table.title}" if table.title else metric
             name += f", median of {row['seeds']} seeds" if row["seeds"] > 1 else ""
             yield {
-                "task": {"type": "text-classification" if task in GLUE_NAMES else "other"},
+                "task": {"type": "text-classification" if task in GLUE_NAMES else kind},
                 "dataset": dataset,
                 "metrics": [
                     {
@@ -159,56 +206,87 @@ def networks_section(facts: CardFacts) -> str:
         )
     about = (
         "An [ELECTRA](https://openreview.net/forum?id=r1xMH1BtvB) (Clark et al., ICLR 2020) of the "
-        f"usual architecture, version {facts.version}. The weights are stored in fp16; `electra` "
-        "and `transformers` load them in fp32."
+        f"usual architecture. {facts.access.note}"
     )
-    return "\n".join([about, "", *lines])
+    return "\n".join([about.strip(), "", *lines])
 
 
 def use_section(facts: CardFacts) -> str:
     """Commands and code that use the model as it is."""
-    name, module = facts.name, facts.module
-    commands = [f"pip install ./{name}    # the folder of this card"]
-    calls = [f'model = electra.load("{name}")', 'vectors = model.encode(["one text", "another"])']
+    access, parts = facts.access, ["## Use"]
+    if access.model:
+        commands, calls = use_examples(facts)
+        commands = [access.install, *commands] if access.install else commands
+        parts.append("With the package `electra`, on the command line and in Python:")
+        parts.append("\n".join(["```bash", *commands, "```"]))
+        parts.append("\n".join(["```python", "import electra", "", *calls, "```"]))
+    if access.code:
+        parts.append(f"```python\n{access.code.strip()}\n```")
+    elif access.folders:
+        parts.append("With `transformers` alone:")
+        parts.append(transformers_code(facts))
+    return "\n\n".join(parts) if len(parts) > 1 else ""
+
+
+def use_examples(facts: CardFacts) -> tuple[list[str], list[str]]:
+    """Commands, and lines of Python."""
+    name, load = facts.access.model, f'model = electra.load("{facts.access.model}")'
+    if facts.task:
+        kind = {"classify": "classify", "tag": "tag"}.get(facts.task.kind)
+        call = [f'model.{kind}(["one text", "another"])'] if kind and not facts.task.pairs else []
+        return [f"electra predict {name} new-texts.csv"], [load, *call]
+    commands, calls = [], [load, 'vectors = model.encode(["one text", "another"])']
     if "discriminator" in facts.networks and not facts.electric:
         commands.append(f'electra detect {name} "The old captain painted the kitchen river."')
         calls.append('model.detect("The old captain painted the kitchen river.")')
     if facts.networks.keys() & {"generator", "mlm"}:
         commands.append(f'electra fill {name} "The captain painted the [MASK]."')
-    classes = {
-        key: "ElectraForMaskedLM" if isinstance(network, Generator) else "ElectraForPreTraining"
-        for key, network in facts.networks.items()
-    }
-    imported = ["AutoTokenizer", *sorted(set(classes.values()))]
-    return (
-        "## Use\n\nWith the package `electra`, on the command line and in Python:\n\n```bash\n"
-        + "\n".join(commands)
-        + "\n```\n\n```python\nimport electra\n\n"
-        + "\n".join(calls)
-        + "\n```\n\nWith `transformers` alone, from the same package or from a copy of its "
-        f"folders:\n\n```python\nfrom transformers import {', '.join(imported)}\n\n"
-        f"from {module} import PATH\n\n"
-        f'tokenizer = AutoTokenizer.from_pretrained(PATH / "{facts.encoder}")\n'
-        + "\n".join(
-            f'{key} = {kind}.from_pretrained(PATH / "{key}")' for key, kind in classes.items()
-        )
-        + "\n```"
-    )
+    return commands, calls
+
+
+def transformers_code(facts: CardFacts) -> str:
+    """Python that loads the networks with transformers."""
+    access = facts.access
+    classes = {key: hub_class(facts, key) for key in access.folders}
+    imported = ", ".join(["AutoTokenizer", *sorted(set(classes.values()))])
+    lines = [f"from transformers import {imported}", ""]
+    lines += [access.imports, ""] if access.imports else []
+    lines.append(f"tokenizer = AutoTokenizer.from_pretrained({access.folders[facts.encoder]})")
+    lines += [
+        f"{key} = {kind}.from_pretrained({access.folders[key]})" for key, kind in classes.items()
+    ]
+    return "\n".join(["```python", *lines, "```"])
+
+
+def hub_class(facts: CardFacts, key: str) -> str:
+    """The class of transformers that loads a network."""
+    if facts.task:
+        return TASK_CLASSES.get(facts.task.kind, "AutoModelForSequenceClassification")
+    is_mlm = isinstance(facts.networks[key], Generator)
+    return "ElectraForMaskedLM" if is_mlm else "ElectraForPreTraining"
 
 
 def finetune_section(facts: CardFacts, details: CardDetails) -> str:
     """How to fine-tune it here and with transformers."""
-    text = (
-        f"## Fine-tune\n\n```bash\nelectra finetune {facts.name} classify --data reviews.csv "
-        f"--out tuned\nelectra glue {facts.name} --data glue --out scores --seeds 5\n```\n\n"
-        "With `transformers`:\n\n```python\n"
-        "from transformers import AutoTokenizer, ElectraForSequenceClassification\n\n"
-        f"from {facts.module} import PATH\n\n"
-        f'folder = PATH / "{facts.encoder}"\n'
-        "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
-        "model = ElectraForSequenceClassification.from_pretrained(folder, num_labels=2)\n```"
-    )
-    return text + (f"\n\n{details.finetuning.strip()}" if details.finetuning.strip() else "")
+    access = facts.access
+    if facts.task or access.code:
+        return ""
+    parts = ["## Fine-tune"]
+    if access.model:
+        parts.append(
+            f"```bash\nelectra finetune {access.model} classify --data reviews.csv --out tuned\n"
+            f"electra glue {access.model} --data glue --out scores --seeds 5\n```"
+        )
+    folder = access.folders[facts.encoder]
+    lines = ["from transformers import AutoTokenizer, ElectraForSequenceClassification", ""]
+    lines += [access.imports, ""] if access.imports else []
+    lines += [
+        f"tokenizer = AutoTokenizer.from_pretrained({folder})",
+        f"model = ElectraForSequenceClassification.from_pretrained({folder}, num_labels=2)",
+    ]
+    parts += ["With `transformers`:", "\n".join(["```python", *lines, "```"])]
+    parts += [details.finetuning.strip()] if details.finetuning.strip() else []
+    return "\n\n".join(parts)
 
 
 def scores_section(facts: CardFacts) -> str:
@@ -271,6 +349,7 @@ def training_section(facts: CardFacts, details: CardDetails) -> str:
             if run.settings.get(key) not in (None, "")
         }
         rows |= {"steps": f"{run.steps:,}", "tokens seen": f"{run.tokens:,}"}
+        rows |= {"FLOPs": f"{run.flops:.2e}", "started from": run.base_model}
     minutes = details.minutes or (run.minutes if run else 0.0)
     rows["hardware"] = details.hardware
     rows["minutes"] = f"{minutes:.1f}" if minutes else ""
@@ -304,11 +383,11 @@ def limitations_section(facts: CardFacts, details: CardDetails) -> str:
     positions = facts.networks[facts.encoder].encoder.config.max_positions
     lines = [
         f"At most {positions} tokens of a text are read at once.",
-        "It is an encoder: fine-tune it for a task; it does not generate text.",
+        *([] if facts.task else [ENCODER_ONLY]),
         "It may reproduce biases and errors of its training text.",
         *details.limitations,
     ]
-    if facts.run and (length := facts.run.settings["data.seq_length"]) < positions:
+    if facts.run and (length := facts.run.longest) < positions:
         lines.insert(1, f"It was trained on rows of {length} tokens; longer texts were never seen.")
     return "## Limitations\n\n" + "\n".join(f"- {line.strip()}" for line in lines)
 
@@ -316,8 +395,8 @@ def limitations_section(facts: CardFacts, details: CardDetails) -> str:
 def files_section(facts: CardFacts) -> str:
     """The hashes of the weights."""
     lines = [
-        f"| `{facts.module}/{path}` | `{digest}` |"
+        f"| `{path}` | `{digest}` |"
         for path, digest in facts.sha256.items()
-        if path.endswith(".safetensors")
+        if path.endswith((".safetensors", ".onnx"))
     ]
     return "\n".join(["## Files", "", "| file | SHA-256 |", "| --- | --- |", *lines])

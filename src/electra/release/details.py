@@ -1,6 +1,7 @@
 """What a model card says that a run does not know: a YAML file, all of it optional."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from electra.config import from_yaml
 from electra.errors import UserError
 from electra.finetune.results import summary
 from electra.jsonl import read_jsonl
+
+LICENSE = re.compile(r"[A-Za-z0-9.+-]+( (AND|OR|WITH) [A-Za-z0-9.+-]+)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardDetails:
-    """The YAML file of `electra release --card`."""
+    """The YAML file of `--card` of `electra release` and `electra export`."""
 
     language: str = ""
     """Code of the language, such as `en`; several with commas."""
@@ -61,6 +64,8 @@ class CardDetails:
     """How the text was selected, cleaned and mixed."""
     datasets: tuple[str, ...] = ()
     """Names of the training data on the Hugging Face Hub."""
+    base_model: str = ""
+    """Name on the Hub of the model that it was trained from; without it, that of the run."""
     command: str = ""
     """The exact command; without it, an equivalent one is derived from the run."""
     commit: str = ""
@@ -100,6 +105,17 @@ def read_details(path: Path | None) -> CardDetails:
         if getattr(details, name) < 0:
             raise UserError(f"{path}: '{name}' is negative; give a positive number.")
     return details
+
+
+def read_card(path: Path | None) -> tuple[CardDetails, list[ScoreTable]]:
+    """The details of `--card` and their score tables, checked."""
+    details = read_details(path)
+    if details.license and not LICENSE.fullmatch(details.license):
+        raise UserError(
+            f"{path}: license '{details.license}' is no SPDX identifier: write one such as "
+            "Apache-2.0 or CC-BY-SA-4.0."
+        )
+    return details, read_evaluations(details, path.parent if path else Path())
 
 
 def read_evaluations(details: CardDetails, folder: Path) -> list[ScoreTable]:

@@ -18,7 +18,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,11 +162,14 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted((run / "checkpoints").glob("step-*"))
 
 
-def prune(run: Path, state: TrainState, *, keep_last: int, keep_best: bool) -> None:
-    """Delete old checkpoints, except the last few and the best one."""
-    best = f"step-{int(state.best['step']):08d}" if keep_best and state.best else ""
+def prune(
+    run: Path, state: TrainState, *, keep_last: int, keep_best: bool, keep: Collection[int] = ()
+) -> None:
+    """Delete old checkpoints, except the last few, the best one and those of the steps `keep`."""
+    best = [int(state.best["step"])] if keep_best and state.best else []
+    kept = {f"step-{step:08d}" for step in (*best, *keep)}
     for old in checkpoints(run)[:-keep_last]:
-        if old.name != best:
+        if old.name not in kept:
             # Renamed first: a half-deleted folder must not pass for a checkpoint.
             doomed = old.with_name(f".{old.name}.partial")
             old.rename(doomed)

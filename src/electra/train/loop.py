@@ -19,6 +19,7 @@ from electra.train.health import check_finite
 from electra.train.metrics_log import LoggerName, read_metrics
 from electra.train.phases import Phase, extend_positions_, phase_at
 from electra.train.run import Run
+from electra.train.scoring import prune_checkpoints, score_checkpoint
 from electra.train.validation import validate
 
 FusedKernels = Literal["off", "triton", "auto"]
@@ -86,6 +87,7 @@ def train(run: Run, stop: GracefulStop) -> None:
     state, loop = run.state, run.loop
     metrics = MetricAccumulator(run)
     batches, take_step, rate = run.batches(), run.graphed_step or run.step, 0.0
+    score_checkpoint(run, stop)  # which the run was stopped in
     started = time.perf_counter() - state.seconds
     run.objective.train()
     if run.step.ema is not None and not state.step:
@@ -115,10 +117,13 @@ def train(run: Run, stop: GracefulStop) -> None:
             run_validation(run)
         if state.step % loop.checkpoint_every == 0:
             save_checkpoint(run, metrics)
+            pause = score_checkpoint(run, stop)
+            started, metrics.time_before = started + pause, metrics.time_before + pause
     if not state.step:
         return
     if stop.signal is None:
         save_checkpoint(run, metrics)
+        score_checkpoint(run, stop, last=True)
     else:
         metrics.check()
         write_checkpoint(run)
@@ -266,7 +271,7 @@ def save_checkpoint(run: Run, metrics: "MetricAccumulator") -> None:
     if not state.best or not comparable or loss < state.best["loss"]:
         state.best = {"step": state.step, "loss": loss, "seq_length": length}
     write_checkpoint(run)
-    checkpoint.prune(run.folder, state, keep_last=run.loop.keep_last, keep_best=run.loop.keep_best)
+    prune_checkpoints(run)
 
 
 def write_checkpoint(run: Run) -> None:

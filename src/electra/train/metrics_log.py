@@ -27,12 +27,13 @@ class MetricsLog:
         self.logger = logger
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Append one line: its kind ('train', 'held_out', 'phase', 'event'), step and metrics."""
+        """Append one line: kind ('train', 'held_out', 'score', 'phase', 'event') and metrics."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(to_json({"kind": kind, "step": step, **values}) + "\n")
-        if self.logger and kind in ("train", "held_out"):
+        if self.logger and kind in ("train", "held_out", "score"):
+            numbers = {k: v for k, v in values.items() if not isinstance(v, str)}
             # an AUC without positives is NaN
-            metrics = {f"{kind}/{k}": v for k, v in values.items() if math.isfinite(v)}
+            metrics = {f"{kind}/{k}": v for k, v in numbers.items() if math.isfinite(v)}
             self.logger.log(metrics, step)
 
     def rewind(self, step: int) -> None:

@@ -52,12 +52,19 @@ from electra.train.metrics_log import MetricsLog, open_logger, read_metrics
 from electra.train.phases import Phase, extend_positions_
 from electra.train.progress_view import ProgressView
 from electra.train.run import Run
+from electra.train.scoring import MakeScorer, Scorer, describe_best, prepare_scoring
 from electra.train.settings import MAY_CHANGE_ON_RESUME, PretrainConfig
 from electra.train.step import Step
 from electra.train.validation import token_counts
 
 
-def start(config: PretrainConfig, out: Path, console: Console, given: Collection[str] = ()) -> int:
+def start(
+    config: PretrainConfig,
+    out: Path,
+    console: Console,
+    given: Collection[str] = (),
+    make_scorer: MakeScorer | None = None,
+) -> int:
     """Start a run in a new folder; returns the exit code.
 
     A run that starts from a trained model does not change the settings named in `given`.
@@ -73,6 +80,7 @@ def start(config: PretrainConfig, out: Path, console: Console, given: Collection
     config, shards, vocab = resolve_data(config)
     folder = str(Path(config.data.folder).resolve())  # absolute, to resume from anywhere
     config = replace(config, data=replace(config.data, folder=folder))
+    config, scorer = prepare_scoring(config, shards.tokenizer, make_scorer)
     with lock_run_dir(out):
         try:
             shutil.copytree(shards.tokenizer, out / "tokenizer")
@@ -80,7 +88,7 @@ def start(config: PretrainConfig, out: Path, console: Console, given: Collection
             if config.init_from.model:
                 for line in describe_init(config, row_workloads(config), budget_steps(config)):
                     console.print(line, soft_wrap=True, markup=False)
-            return run_loop(config, out, shards, vocab, console)
+            return run_loop(config, out, shards, vocab, console, scorer)
         except Exception:
             if not read_metrics(out):  # failed before the first step: leave nothing behind
                 shutil.rmtree(out, ignore_errors=True)
@@ -156,6 +164,7 @@ def resume(
     *,
     base: PretrainConfig | None = None,
     changes: Sequence[str] = (),
+    make_scorer: MakeScorer | None = None,
 ) -> int:
     """Continue a run from its last checkpoint; the run folder is all that is needed.
 
@@ -181,8 +190,9 @@ def resume(
                 f"{shards.folder} was prepared with another tokenizer than the run {out}: give the "
                 "data that the run was started with."
             )
+        config, scorer = prepare_scoring(config, out / "tokenizer", make_scorer)
         vocab = load_vocabulary(out / "tokenizer")
-        return run_loop(config, out, shards, vocab, console)
+        return run_loop(config, out, shards, vocab, console, scorer)
 
 
 def read_run_config(out: Path) -> PretrainConfig:
@@ -242,10 +252,16 @@ def build_objective(config: PretrainConfig, vocab: Vocabulary) -> Objective:
 
 
 def run_loop(
-    config: PretrainConfig, out: Path, shards: Shards, vocab: Vocabulary, console: Console
+    config: PretrainConfig,
+    out: Path,
+    shards: Shards,
+    vocab: Vocabulary,
+    console: Console,
+    scorer: Scorer | None = None,
 ) -> int:
     """Build the run, load its latest checkpoint, train, and print how it ended."""
     with GracefulStop() as stop, build_run(config, out, shards, vocab, console) as run:
+        run.scorer, run.score_every = scorer, config.score_on.every
         try_phases(run)
         save_config(config, out)
         if not read_metrics(out):
@@ -254,6 +270,8 @@ def run_loop(
             if config.init_from.sha256 and not config.objective.generator_first:
                 run_validation(run)  # of the model as it was, to compare with
         run.view.print(f"{_headline(run, shards)} Kernels: {run.kernels()}.")
+        if scorer is not None:
+            run.view.print(scorer.description)
         train(run, stop)
     last = checkpoint.checkpoints(out)
     if stop.signal is not None:
@@ -266,7 +284,8 @@ def run_loop(
         )
         return 128 + stop.signal
     done = f"Done: {run.state.step:,} steps. The model is in {last[-1]}"
-    console.print(done, soft_wrap=True, markup=False)
+    best = describe_best(read_metrics(out)) if scorer is not None else ""
+    console.print(done + (f"; {best}" if best else ""), soft_wrap=True, markup=False)
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from electra.errors import UserError, require
 from electra.train.metrics_log import read_metrics
 from electra.train.progress_view import clock, format_metric, metrics_present
+from electra.train.scoring import describe_best
 
 Panel = tuple[str, tuple[tuple[str, str, str], ...]]
 """A title, and for each curve the kind of line, the metric and the label."""
@@ -67,8 +68,9 @@ OTHER_PANELS: tuple[Panel, ...] = (
         ),
     ),
     ("Reward of the generator", (("train", "reward", "training"),)),
+    ("Score on your task", (("score", "score", "held-out"),)),
 )
-"""For objectives other than the paper's."""
+"""For objectives other than the paper's, and for runs that are scored."""
 COLOURS = {"training": "#9aa5b1", "held-out": "#c2410c", "": "#1d4ed8"}
 
 
@@ -162,6 +164,7 @@ def render(run: Path, metrics: list[dict[str, Any]], picture: Path) -> str:
         for line in metrics
         if line["kind"] == "phase"
     ]
+    facts += [html.escape(best)] if (best := describe_best(metrics)) else []
     name = html.escape(run.resolve().name)
     return f"""<!doctype html>
 <html lang="en">

@@ -21,6 +21,7 @@ from electra.train.health import HealthCheck
 from electra.train.metrics_log import MetricsLog
 from electra.train.phases import Phase, phase_at
 from electra.train.progress_view import ProgressView
+from electra.train.scoring import Scorer
 from electra.train.step import Step
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ class Run:
     """Held-out rows of the phase's sequence length."""
     graphed_step: GraphedStep | None = None
     """The step as a CUDA graph, captured by the dry run."""
+    scorer: Scorer | None = None
+    """The task on which checkpoints are scored."""
+    score_every: int = 1
+    """Checkpoints from one score to the next."""
 
     def __post_init__(self) -> None:
         self.set_phase(phase_at(self.phases, self.progress))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from electra.errors import UserError
@@ -15,6 +15,7 @@ from electra.train.budget import parse_budget
 from electra.train.data import DataConfig
 from electra.train.init_from import InitFromConfig
 from electra.train.loop import LoopConfig
+from electra.train.scoring import ScoreOnConfig
 
 MAY_CHANGE_ON_RESUME = frozenset(
     {
@@ -32,6 +33,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
         "train.keep_last",
         "train.keep_best",
         "train.logger",
+        *(f"score_on.{f.name}" for f in fields(ScoreOnConfig)),
     }
 )
 """Settings that decide how a run is computed, logged and saved, but not what it learns."""
@@ -57,6 +59,8 @@ class PretrainConfig:
     """The training loop."""
     init_from: InitFromConfig = field(default_factory=InitFromConfig)
     """The trained model that the run starts from, if it does."""
+    score_on: ScoreOnConfig = field(default_factory=ScoreOnConfig)
+    """Your own task, on which checkpoints are scored while the run trains."""
 
     RENAMED_KEYS: ClassVar[Mapping[str, str]] = {
         "model.positions": "model.max_positions",
