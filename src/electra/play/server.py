@@ -1,5 +1,6 @@
 """Serve the page on this machine: no files, no telemetry, nothing from elsewhere."""
 
+import errno
 import os
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
@@ -16,30 +17,36 @@ PORTS = 20
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FONTS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif")
 MONO_FONTS = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
-REFUSED = ("upload", "file=", "file/", "proxy=", "stream/", "component_server", "custom_component")
-"""Gradio's routes that read or write files, or fetch from elsewhere; the page needs none."""
+ROUTES = (
+    *("", "config", "theme.css", "favicon.ico", "robots.txt", "manifest.json", "app_id"),
+    *("assets/", "static/", "svelte/", "startup-events", "heartbeat/"),
+    *("queue/join", "queue/data", "queue/status", "cancel", "reset"),
+)
+"""The routes of Gradio that the page needs; a folder ends with a slash. The others upload, read
+and fetch files, or keep a history."""
 Scope = MutableMapping[str, Any]
 Asgi = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
-class NoFiles:
-    """Middleware that answers 404 for every route that has to do with files."""
+class OnlyThePage:
+    """Middleware that answers 404 for every route that the page does not need."""
 
     def __init__(self, app: Asgi) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and is_refused(scope["path"]):
+        if scope["type"] == "http" and not is_needed(scope["path"]):
             await send({"type": "http.response.start", "status": 404, "headers": []})
             await send({"type": "http.response.body", "body": b"not found"})
             return
         await self.app(scope, receive, send)
 
 
-def is_refused(path: str) -> bool:
-    """Return whether a path of the server has to do with files."""
-    rest = path.lstrip("/").removeprefix("gradio_api/").lstrip("/")
-    return rest.startswith(REFUSED)
+def is_needed(path: str) -> bool:
+    """Return whether the page needs a path of the server."""
+    rest = path.removeprefix("/").removeprefix("gradio_api/")
+    folder, slash, _ = rest.partition("/")
+    return ".." not in path and (rest.rstrip("/") in ROUTES or folder + slash in ROUTES[1:])
 
 
 def find_runs_folder(models: Sequence[str], runs: Path | None) -> Path | None:
@@ -65,7 +72,7 @@ def find_port(host: str, port: int | None) -> int:
             except socket.gaierror:
                 raise UserError(f"'{host}' is not an address: use 127.0.0.1 or 0.0.0.0.") from None
             except OSError as error:
-                if port is not None or error.errno in (99, 13):  # not ours, or not allowed
+                if port is not None or error.errno != errno.EADDRINUSE:
                     raise UserError(
                         f"{host} port {candidate} cannot be used ({error.strerror}): choose "
                         "another --port or --host."
@@ -113,7 +120,7 @@ def serve(
         theme=theme,
         css=CSS,
         head=HEAD,
-        app_kwargs={"middleware": [Middleware(NoFiles)], "docs_url": None, "redoc_url": None},
+        app_kwargs={"middleware": [Middleware(OnlyThePage)], "docs_url": None, "redoc_url": None},
     )
     print(f"Open {address} in a browser; Ctrl-C stops.", flush=True)
     if wait:

@@ -23,16 +23,17 @@
       const row = document.createElement("div");
       const dot = document.createElement("i");
       dot.style.background = curve.colour;
-      const where = near[0] === step ? "" : ` (step ${near[0].toLocaleString("en")})`;
+      const where = near[0] === step ? "" : ` at ${near[0].toLocaleString("en")}`;
       row.append(dot, `${curve.label ? curve.label + ": " : ""}${near[1]}${where}`);
       box.append(row);
     }
     const cursor = svg.querySelector(".chart-cursor");
     cursor.setAttribute("x1", x);
     cursor.setAttribute("x2", x);
-    const share = x / svg.viewBox.baseVal.width;
-    box.style.left = share < 0.5 ? `${share * 100 + 2}%` : "auto";
-    box.style.right = share < 0.5 ? "auto" : `${(1 - share) * 100 + 2}%`;
+    const width = svg.clientWidth;
+    const place = (x / svg.viewBox.baseVal.width) * width;
+    const left = place < width / 2 ? place + 10 : place - box.offsetWidth - 10;
+    box.style.left = `${Math.max(0, Math.min(left, width - box.offsetWidth))}px`;
     box.style.visibility = cursor.style.visibility = "visible";
   }
 

@@ -37,10 +37,11 @@ def chart(title: str, curves: Sequence[Curve]) -> str:
     curves = [curve for curve in map(_thin, curves) if curve.steps]
     if not curves:
         return ""
-    x_ticks = ticks(min(c.steps[0] for c in curves), max(c.steps[-1] for c in curves))
+    first, last = min(c.steps[0] for c in curves), max(c.steps[-1] for c in curves)
+    x_scale = [first, last] if last > first else [first - 1, first + 1]
     y_ticks = ticks(min(min(c.values) for c in curves), max(max(c.values) for c in curves))
-    xs = {step: _x(step, x_ticks) for c in curves for step in c.steps}
-    parts = [_grid(x_ticks, y_ticks)]
+    xs = {step: _x(step, x_scale) for c in curves for step in c.steps}
+    parts = [_grid(x_scale, y_ticks)]
     data = []
     for curve in curves:
         ys = [_y(value, y_ticks) for value in curve.values]
@@ -57,7 +58,7 @@ def chart(title: str, curves: Sequence[Curve]) -> str:
             }
         )
     legend = "".join(
-        f'<li style="--colour:{c.colour}"{" class=faint" if c.faint else ""}>'
+        f'<li><svg viewBox="0 0 26 8">{_line(c, [(0, 4), (26, 4)])}</svg>'
         f"{html.escape(c.label)}</li>"
         for c in curves
         if c.label
@@ -109,7 +110,7 @@ def _thin(curve: Curve) -> Curve:
     )
 
 
-def _x(step: float, scale: list[float]) -> float:
+def _x(step: float, scale: Sequence[float]) -> float:
     share = (step - scale[0]) / (scale[-1] - scale[0])
     return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
 
@@ -119,7 +120,7 @@ def _y(value: float, scale: list[float]) -> float:
     return round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
 
 
-def _grid(x_ticks: list[float], y_ticks: list[float]) -> str:
+def _grid(x_scale: Sequence[float], y_ticks: list[float]) -> str:
     lines = []
     for tick in y_ticks:
         y = _y(tick, y_ticks)
@@ -127,10 +128,13 @@ def _grid(x_ticks: list[float], y_ticks: list[float]) -> str:
             f'<line class="chart-grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
             f'<text x="{LEFT - 7}" y="{y + 4}" text-anchor="end">{_tick(tick)}</text>'
         )
-    for tick in x_ticks:
-        x = _x(tick, x_ticks)
-        anchor = "end" if tick == x_ticks[-1] else "middle"
-        lines.append(f'<text x="{x}" y="{HEIGHT - 10}" text-anchor="{anchor}">{_tick(tick)}</text>')
+    for tick in ticks(x_scale[0], x_scale[-1]):
+        if x_scale[0] <= tick <= x_scale[-1]:
+            x = _x(tick, x_scale)
+            anchor = "end" if x > WIDTH - 40 else "middle"
+            lines.append(
+                f'<text x="{x}" y="{HEIGHT - 8}" text-anchor="{anchor}">{_tick(tick)}</text>'
+            )
     return "".join(lines)
 
 
