@@ -81,6 +81,13 @@ def test_routes(path, needed):
     assert is_needed(path) is needed
 
 
+def test_another_host_is_warned_of(finished):
+    pytest.importorskip("gradio")
+    with pytest.warns(UserWarning, match=r"Anyone who can reach 0\.0\.0\.0 can use the page"):
+        page, _ = serve([str(finished)], host="0.0.0.0", device="cpu", wait=False)
+    page.close()
+
+
 def test_ports():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from electra.cli.console import warn
-
 
 def play(
     models: Annotated[
@@ -49,8 +47,6 @@ def play(
 
     Example: `electra play runs/mine`
     """
-    from electra.play.server import LOOPBACK, serve
+    from electra.play.server import serve
 
-    if host not in LOOPBACK:
-        warn([f"Anyone who can reach {host} can use the page: there is no password."])
     serve(models or [], host=host, port=port, runs=runs, device=device, open_browser=open_browser)

@@ -44,7 +44,7 @@ def legend() -> str:
     return (
         '<p class="legend"><span>original</span><i class="scale"></i><span>replaced</span>'
         '<span class="token replaced sample"><b>word</b></span>'
-        "<span>was replaced; the original is struck out below</span></p>"
+        "<span>was replaced; the original token is struck out</span></p>"
     )
 
 

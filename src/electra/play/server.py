@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+import warnings
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,10 @@ def serve(
     port = find_port(host, port)
     folder = find_runs_folder(models, runs)
     page = build_page(open_models(models, device), folder)
+    if host not in LOOPBACK:
+        warnings.warn(
+            f"Anyone who can reach {host} can use the page: there is no password.", stacklevel=2
+        )
     from starlette.middleware import Middleware
 
     theme = gr.themes.Default(primary_hue="blue", font=FONTS, font_mono=MONO_FONTS)
