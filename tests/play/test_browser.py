@@ -12,6 +12,7 @@ import pytest
 
 from electra.play.server import serve
 from electra.train.metrics_log import MetricsLog
+from electra.train.report import write_report
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -203,7 +204,8 @@ def test_runs_are_live(page, runs):
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     assert values.inner_text().startswith("step ")
-    MetricsLog(runs / "first").write("train", 4321, mlm_loss=1.5, seconds=1, tokens_per_second=9)
+    line = {"mlm_loss": 1.5, "tokens": 9, "seconds": 1.0, "tokens_per_second": 9.0}
+    MetricsLog(runs / "first").write("train", 4321, **line)
     page.locator("#runs .runs td", has_text="4,321").wait_for()
 
 
@@ -234,3 +236,25 @@ def test_dark_colours(page, address):
     red, green, blue = map(int, re.findall(r"\d+", page.evaluate(colour))[:3])
     assert min(red, green, blue) > 180  # light on dark
     keep(page, "dark")
+
+
+def test_a_report_on_a_phone(browser, runs, finished, tmp_path):
+    """The page of `electra report`, opened as a file: curves answer to a finger."""
+    (file,) = write_report([runs / "first", finished], tmp_path)
+    page = browser.new_page()
+    requests = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto(file.as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    chart = page.locator(".chart-plot > svg").first
+    chart.click()
+    values = page.locator(".chart-values").first
+    assert values.is_visible()
+    box = values.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    assert re.match(r"step \d+\nfirst · training: [\d.]+", values.inner_text())
+    keep(page, "report")
+    page.close()
+    assert requests == [file.as_uri()]

@@ -4,11 +4,12 @@ import re
 
 import pytest
 
+from electra.hub.heat_map import JudgedToken, heat_map
 from electra.hub.inference import PredictedToken
 from electra.play import html
 from electra.play.game import Round, finish
 from electra.play.scores import Ranked
-from electra.play.tokens import JudgedToken, Word
+from electra.play.tokens import Word
 
 EVIL = '<img src=x onerror="alert(1)">'
 
@@ -18,24 +19,10 @@ def judged(text: str, suspicion: float = 0.25, **known) -> JudgedToken:
     return JudgedToken(token=text, text=text, suspicion=suspicion, **known)
 
 
-def test_a_heat_map():
-    tokens = [judged("cat", 0.9, original="dog"), judged("s", begins_word=False), judged(".")]
-    page = html.heat_map(tokens, chosen=1)
-    assert re.findall(r'data-index="(\d)" class="([^"]*)" style="--p:([\d.]+)"', page) == [
-        ("0", "token replaced", "0.900"),
-        ("1", "token joined chosen", "0.250"),
-        ("2", "token joined", "0.250"),
-    ]
-    assert "<b>cat</b><small>90%</small><s>dog</s>" in page
-    assert 'title="90% suspicious, replaces “dog”"' in page
-    assert "<button" not in html.heat_map(tokens, clicks=False)
-    assert html.heat_map([]) == ""
-
-
 @pytest.mark.parametrize(
     "page",
     [
-        html.heat_map([judged(EVIL, original=EVIL)]),
+        heat_map([judged(EVIL, original=EVIL)]),
         html.token_panel(
             judged(EVIL, original=EVIL, proposals=(PredictedToken(token=EVIL, probability=0.5),)), 0
         ),

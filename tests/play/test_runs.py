@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 
-from electra.play.runs import curves_of, find_runs, read_runs, render_runs, version
+from electra.play.runs import find_runs, read_runs, render_runs, version
 from electra.train.metrics_log import MetricsLog, read_metrics
 
 
@@ -54,17 +54,3 @@ def test_a_run_without_metrics(tmp_path):
     runs = find_runs(tmp_path)
     assert "No metrics yet" in render_runs(read_runs(runs, ["new"]))
     assert "No metrics yet" in render_runs({})
-
-
-def test_colours_tell_runs_apart_or_curves():
-    lines = [{"kind": kind, "step": 1, "auc": 0.5, "recall": 0.2} for kind in ("train", "held_out")]
-    panel = (("held_out", "auc", "AUC"), ("held_out", "recall", "recall"))
-    one = curves_of({"a": lines}, panel)
-    assert [c.label for c in one] == ["AUC", "recall"]
-    assert one[0].colour != one[1].colour
-    two = curves_of({"a": lines, "b": lines}, panel)
-    assert [c.label for c in two] == ["a · AUC", "a · recall", "b · AUC", "b · recall"]
-    assert two[0].colour == two[1].colour != two[2].colour
-    assert two[0].dash != two[1].dash
-    both = curves_of({"a": lines}, (("train", "auc", "training"), ("held_out", "auc", "held-out")))
-    assert [c.faint for c in both] == [True, False]

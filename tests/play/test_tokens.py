@@ -1,19 +1,17 @@
 """Judged tokens: corrupt, detect, replace by hand, join to words."""
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from electra.errors import UserError
+from electra.hub.heat_map import JudgedToken
 from electra.play.tokens import (
     MAX_CHARS,
-    JudgedToken,
     check_text,
     corrupt_and_detect,
     detect,
     join_words,
     pick,
     replace_token,
-    spell,
     with_proposals,
 )
 
@@ -104,21 +102,3 @@ def test_words():
         ("farmers", 0.7, True),
         ("sang", 0.3, False),
     ]
-
-
-def test_spelling_of_wordpiece(model):
-    pieces = ["xy", "##z", "##", "the"]
-    assert spell(model.tokenizer, pieces) == [
-        ("xy", True),
-        ("z", False),
-        ("##", False),
-        ("the", True),
-    ]
-
-
-def test_spelling_of_byte_level_tokens():
-    tokenizer = Tokenizer(models.BPE(vocab={"Ġthe": 0, "Ġf": 1, "ish": 2, "Ã©": 3}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
-    tokenizer.decoder = decoders.ByteLevel()
-    shown = spell(tokenizer, ["Ġthe", "Ġf", "ish", "Ã©"])
-    assert shown == [("the", True), ("f", True), ("ish", False), ("é", False)]

@@ -5,47 +5,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from electra.hub.heat_map import CLOSING, JudgedToken, heat_map
 from electra.hub.inference import PredictedToken
 from electra.play.game import Round
 from electra.play.scores import Ranked, summarise
-from electra.play.tokens import JudgedToken
-
-CLOSING = set(".,;:!?)]}%’”")
-"""Tokens that stand without a space before them."""
-
-
-def heat_map(tokens: Sequence[JudgedToken], chosen: int | None = None, clicks: bool = True) -> str:
-    """Return the tokens with the discriminator's suspicion as a colour and in per cent."""
-    parts = []
-    for number, token in enumerate(tokens):
-        note = f"{token.suspicion:.0%} suspicious"
-        if token.original is not None:
-            note += f", replaces “{token.original}”" if token.original else ", added by hand"
-        kinds = ["token"]
-        if not token.begins_word or token.text in CLOSING:
-            kinds.append("joined")
-        if token.original is not None:
-            kinds.append("replaced")
-        if number == chosen:
-            kinds.append("chosen")
-        origin = f"<s>{html.escape(token.original)}</s>" if token.original else ""
-        tag = "button" if clicks else "span"
-        button = f'type="button" data-index="{number}" ' if clicks else ""
-        parts.append(
-            f'<{tag} {button}class="{" ".join(kinds)}" '
-            f'style="--p:{token.suspicion:.3f}" title="{html.escape(note)}">'
-            f"<b>{html.escape(token.text)}</b><small>{token.suspicion:.0%}</small>{origin}</{tag}>"
-        )
-    return f'<div class="tokens">{"".join(parts)}</div>' if parts else ""
-
-
-def legend() -> str:
-    """Return what the colours and lines of a heat map mean."""
-    return (
-        '<p class="legend"><span>original</span><i class="scale"></i><span>replaced</span>'
-        '<span class="token replaced sample"><b>word</b></span>'
-        "<span>was replaced; the original token is struck out</span></p>"
-    )
 
 
 def proposals(items: Sequence[PredictedToken], current: str, index: int | None = None) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from electra.errors import UserError, require
+from electra.hub import heat_map
 from electra.play import game, html, runs, scores, tokens
 from electra.play.models import Choice
 from electra.train import charts
@@ -17,7 +18,9 @@ PLAUSIBLE = (
     "The cat sat on the warm stone.\nThe cat sat on the warm of.\nCat the the on stone sat warm."
 )
 REFRESH_SECONDS = 3
-CSS = charts.STYLE + Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+CSS = (
+    charts.STYLE + heat_map.STYLE + Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+)
 HEAD = f"<script>{charts.SCRIPT}</script>"
 CLICKS = """
 let last = null;
@@ -101,7 +104,7 @@ def _corrupt_tab(gr: Any, models: Mapping[str, Choice], names: list[str]) -> Non
             detect = gr.Button("Detect only")
         state, index = gr.State([]), gr.State(-1)
         heat = gr.HTML(js_on_load=CLICKS, elem_id="heat")
-        legend = gr.HTML(html.legend(), visible=False)
+        legend = gr.HTML(heat_map.legend(), visible=False)
         with gr.Column(visible=False, elem_id="panel") as panel:
             details = gr.HTML(js_on_load=CLICKS, elem_id="details")
             with gr.Row(equal_height=True):
@@ -118,7 +121,7 @@ def _corrupt_tab(gr: Any, models: Mapping[str, Choice], names: list[str]) -> Non
                 replace = gr.Button("Replace", scale=1, min_width=100)
         table = gr.HTML(elem_id="proposals")
 
-        def show(found: list[tokens.JudgedToken], at: int, name: str) -> dict[Any, Any]:
+        def show(found: list[heat_map.JudgedToken], at: int, name: str) -> dict[Any, Any]:
             chosen = None
             if at >= 0:
                 chosen = tokens.pick(found, at)
@@ -127,7 +130,7 @@ def _corrupt_tab(gr: Any, models: Mapping[str, Choice], names: list[str]) -> Non
             return {
                 state: found,
                 index: at,
-                heat: html.heat_map(found, at),
+                heat: heat_map.heat_map(found, at),
                 legend: gr.update(visible=True),
                 panel: gr.update(visible=True),
                 details: html.token_panel(chosen, at),

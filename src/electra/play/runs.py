@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from electra.train.charts import COLOURS, Curve, chart
+from electra.train.charts import COLOURS
+from electra.train.curves import Metrics, render_charts
 from electra.train.metrics_log import read_metrics
 from electra.train.progress_view import clock, format_metric
-from electra.train.report import panels_of, series
 
 MAX_RUNS = 30
 """Runs that are listed, the ones with the latest metrics."""
 SHOWN_AT_FIRST = 3
-DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 5", "12 4")
 SUMMARY = (
     ("mlm_loss", "generator loss"),
     ("detection_loss", "discriminator loss"),
@@ -22,7 +21,6 @@ SUMMARY = (
     ("recall", "recall"),
 )
 """Held-out metrics in the table of runs."""
-Metrics = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +64,7 @@ def render_runs(metrics: Mapping[str, Metrics]) -> str:
     }
     if not known:
         return "<p>No metrics yet: choose a run, or wait for its first report.</p>"
-    return (
-        f'<div class="wide-table">{_table(known)}</div><div class="charts">{_charts(known)}</div>'
-    )
+    return f'<div class="wide-table">{_table(known)}</div>{render_charts(known)}'
 
 
 def _table(metrics: Mapping[str, Metrics]) -> str:
@@ -91,33 +87,3 @@ def _table(metrics: Mapping[str, Metrics]) -> str:
         '<table class="runs"><thead><tr><th>run</th><th>step</th><th>time</th><th>tokens/s</th>'
         f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
-
-
-def _charts(metrics: Mapping[str, Metrics]) -> str:
-    everything = [line for lines in metrics.values() for line in lines]
-    return "".join(
-        chart(title, curves_of(metrics, panel)) for title, panel in panels_of(everything)
-    )
-
-
-def curves_of(metrics: Mapping[str, Metrics], panel: Sequence[tuple[str, str, str]]) -> list[Curve]:
-    """The curves of one panel: a colour for each run, or for each curve of a single run."""
-    found = []
-    several = len(metrics) > 1
-    both = {kind for kind, _, _ in panel} == {"train", "held_out"}
-    for run, (name, lines) in enumerate(metrics.items()):
-        for number, (kind, key, label) in enumerate(panel):
-            steps, values = series(lines, kind, key)
-            colour = COLOURS[(run if several or both else number) % len(COLOURS)]
-            text = " · ".join(part for part in (name if several else "", label) if part)
-            found.append(
-                Curve(
-                    label=text,
-                    steps=steps,
-                    values=values,
-                    colour=colour,
-                    faint=both and kind == "train",
-                    dash=DASHES[number % len(DASHES)] if several and not both else "",
-                )
-            )
-    return found

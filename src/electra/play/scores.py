@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from electra.errors import UserError
+from electra.hub.heat_map import JudgedToken
 from electra.play.models import Choice
-from electra.play.tokens import JudgedToken, check_text
+from electra.play.tokens import check_text
 
 MAX_SENTENCES = 50
 

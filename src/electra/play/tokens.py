@@ -3,33 +3,14 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tokenizers import Tokenizer
-
 from electra.api import Model
 from electra.errors import UserError
 from electra.hub.corruption import CorruptedToken
-from electra.hub.inference import PredictedToken
+from electra.hub.heat_map import JudgedToken, judged
 
 MAX_CHARS = 2000
 """Characters of a text; longer ones are refused."""
 MAX_REPLACEMENT_CHARS = 60
-WORD_STARTS = ("Ġ", "▁")
-"""How byte-level BPE and Unigram mark the first token of a word; WordPiece marks the others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedToken:
-    """A token, the probability that it was replaced, and what is known about its origin."""
-
-    token: str
-    text: str
-    """The token as it is shown."""
-    begins_word: bool
-    suspicion: float
-    original: str | None = None
-    """The token that it replaces; None if nothing was replaced."""
-    masked: bool = False
-    proposals: tuple[PredictedToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +51,7 @@ def detect(model: Model, text: str) -> list[JudgedToken]:
 def judge(model: Model, tokens: Sequence[CorruptedToken]) -> list[JudgedToken]:
     """Add the discriminator's verdicts."""
     suspicions = model.detect_tokens([token.token for token in tokens])
-    shown = spell(model.tokenizer, [token.token for token in tokens])
-    return [
-        JudgedToken(
-            token=token.token,
-            text=text,
-            begins_word=begins_word,
-            suspicion=suspicion,
-            original=token.original if token.replaced else None,
-            masked=token.masked,
-            proposals=token.proposals,
-        )
-        for token, suspicion, (text, begins_word) in zip(tokens, suspicions, shown, strict=True)
-    ]
+    return judged(model.tokenizer, tokens, suspicions)
 
 
 def replace_token(
@@ -139,27 +108,6 @@ def _as_corrupted(tokens: Iterable[JudgedToken]) -> list[CorruptedToken]:
         )
         for t in tokens
     ]
-
-
-def spell(tokenizer: Tokenizer, tokens: Sequence[str]) -> list[tuple[str, bool]]:
-    """Return for each token its text without marks, and whether a word begins with it."""
-    marks_starts = marks_word_starts(tokenizer)
-    found = []
-    for token in tokens:
-        if marks_starts:
-            ids = [i for i in (tokenizer.token_to_id(token),) if i is not None]
-            text = tokenizer.decode(ids, skip_special_tokens=False)
-            found.append((text.strip() or token, token.startswith(WORD_STARTS)))
-        else:
-            found.append((token.removeprefix("##") or token, not token.startswith("##")))
-    if found:
-        found[0] = (found[0][0], True)
-    return found
-
-
-def marks_word_starts(tokenizer: Tokenizer) -> bool:
-    """Return whether the tokenizer marks the first token of a word, not the others."""
-    return type(tokenizer.model).__name__ != "WordPiece"
 
 
 def join_words(tokens: Sequence[JudgedToken]) -> list[Word]:
