@@ -10,7 +10,7 @@ def play(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL]...",
+            metavar="MODEL",
             help="Runs, checkpoints, model folders, fine-tuned or installed models, Hub names; "
             "by default an installed model.",
             show_default=False,

@@ -163,7 +163,7 @@ def evaluate(
 
 @lasting()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
     out: Annotated[
         Path | None, typer.Option(help="Output folder; the first run folder by default.")
     ] = None,

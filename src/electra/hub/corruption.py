@@ -98,7 +98,8 @@ def _logits_at(model: Loaded[Generator], ids: list[int], masks: list[int]) -> Te
 def _sample(logits: Tensor, seed: int) -> list[int]:
     """Sample one id per row of logits."""
     cdf = logits.double().softmax(-1).cumsum(-1)
-    random = torch.from_numpy(_random(seed, SAMPLES).random((len(cdf), 1))) * cdf[:, -1:]
+    random = torch.from_numpy(_random(seed, SAMPLES).random((len(cdf), 1)))
+    random = random * (1 - 2**-40) * cdf[:, -1:]  # stays below the last entry after rounding
     # `right`: the first entry above the number, so that an id without probability is never taken
     return torch.searchsorted(cdf, random, right=True)[:, 0].tolist()
 
