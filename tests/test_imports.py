@@ -33,7 +33,10 @@ ALLOWED["studies"] = ALLOWED["demo"] = ALLOWED["release"] = {
     "recipes",
 }
 ALLOWED["export"] = {*ALLOWED["release"], "release"}
+ALLOWED["play"] = {*ALLOWED["finetune"], "finetune", "api"}
 OPTIONAL = {
+    "gradio",
+    "starlette",
     "transformers",
     "accelerate",
     "onnx",

@@ -16,8 +16,10 @@ from torch import Tensor
 from electra.device import choose_device, choose_precision
 from electra.errors import UserError
 from electra.finetune.predict import Predictor, load_predictor
-from electra.hub import inference
+from electra.hub import corruption, inference
+from electra.hub.corruption import CorruptedToken
 from electra.hub.folders import load_discriminator, load_encoder, load_generator
+from electra.hub.heads import CARD, TaskCard
 from electra.hub.inference import DetectedToken, Loaded, PredictedToken, load_network
 from electra.model_paths import Network, find_model, find_network
 from electra.models.electra import Discriminator, Generator
@@ -130,6 +132,36 @@ class Model:
         found = inference.detect(self._discriminator, _as_list(text))
         return found[0] if isinstance(text, str) else found
 
+    def detect_tokens(self, tokens: Sequence[str]) -> list[float]:
+        """Return the same for a text that is given as tokens, such as a corrupted one."""
+        return inference.detect_tokens(self._discriminator, [tokens])[0]
+
+    def corrupt(
+        self,
+        text: str,
+        *,
+        mask_rate: float = 0.15,
+        temperature: float = 1.0,
+        seed: int = 0,
+        top: int = 5,
+    ) -> list[CorruptedToken]:
+        """Mask a share of a text's tokens and replace them by samples of the generator.
+
+        The same seed gives the same masks and samples; `top` is the number of proposals per mask.
+        """
+        return corruption.corrupt(
+            self._generator,
+            text,
+            mask_rate=mask_rate,
+            temperature=temperature,
+            seed=seed,
+            top=top,
+        )
+
+    def propose(self, tokens: Sequence[str], position: int, top: int = 5) -> list[PredictedToken]:
+        """Return the generator's `top` most likely tokens for one position of such a text."""
+        return corruption.propose(self._generator, tokens, position, top)
+
     @overload
     def fill(self, text: str, top: int = ...) -> list[list[PredictedToken]]: ...
     @overload
@@ -140,6 +172,12 @@ class Model:
         """Return for each `[MASK]` of a text the generator's `top` most likely tokens."""
         found = inference.fill(self._generator, _as_list(text), top)
         return found[0] if isinstance(text, str) else found
+
+    @property
+    def task(self) -> TaskCard | None:
+        """The task of a fine-tuned model: its kind, labels and columns; None for other models."""
+        folder = self._find("encoder")
+        return self._predictor.card if (folder / CARD).is_file() else None
 
     def score(self, texts: Sequence[str]) -> list[float]:
         """Return the pseudo-log-likelihood of each text; needs an Electric model."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import platform
 import time
 from pathlib import Path
 from typing import Literal
@@ -93,6 +94,13 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
     if "mps" in state and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])
+
+
+def device_name(device: torch.device) -> str:
+    """The name of the device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} {device.type}, {torch.get_num_threads()} threads"
 
 
 def synchronize(device: torch.device) -> None:

@@ -194,7 +194,15 @@ ARRIVING = {
         "demo --out o --budget 7steps",
         {"out": Path("o"), "budget": "7steps"},
     ),
-    "electra.train.report.write_report": ("report r --out o", {"run": Path("r"), "out": Path("o")}),
+    "electra.train.report.write_report": (
+        "report r s --out o",
+        {"runs": [Path("r"), Path("s")], "out": Path("o")},
+    ),
+    "electra.play.server.serve": (
+        "play m n --runs r --host h --port 8000 --device cpu --open",
+        {"models": ["m", "n"], "runs": Path("r"), "host": "h", "port": 8000, "device": "cpu"}
+        | {"open_browser": True},
+    ),
     "electra.train.evaluate.evaluate": (
         "evaluate r --data d --rows 7",
         {"run": Path("r"), "data": Path("d"), "rows": 7},

@@ -1,17 +1,20 @@
 """The report of a run: a picture, and a page that needs nothing beside it."""
 
-import base64
 import io
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
 from electra.errors import UserError
+from electra.train.curves import panels_of
 from electra.train.metrics_log import MetricsLog, read_metrics
+from electra.train.pretrain import read_run_config
 from electra.train.progress_view import format_metric, metrics_present
-from electra.train.report import PANELS, _amount, series, write_report
+from electra.train.report import _amount, name_runs, write_report
+from electra.train.report_samples import MAX_TOKENS, SENTENCES, sample_judged
 
 
 def picture_in(data: bytes):
@@ -22,14 +25,13 @@ def picture_in(data: bytes):
 
 
 def test_the_picture_and_the_page(finished, tmp_path):
-    picture, page = write_report(finished, tmp_path / "out")
+    picture, page = write_report([finished], tmp_path / "out")
     assert (picture.name, page.name) == ("report.png", "report.html")
     height, width, _ = picture_in(picture.read_bytes()).shape
     assert width > 1000
     assert height > 500
     text = page.read_text(encoding="utf-8")
-    (image,) = re.findall(r'src="data:image/png;base64,([^"]+)"', text)
-    assert base64.b64decode(image) == picture.read_bytes()
+    assert text.count("data-curves=") == len(panels_of(read_metrics(finished)))
     assert not re.findall(r'(?:src|href)="(?!data:)', text)  # nothing beside it
     held_out = [line for line in read_metrics(finished) if line["kind"] == "held_out"][-1]
     assert len(metrics_present(held_out)) == 15  # nine of the paper, six diagnostics
@@ -39,22 +41,6 @@ def test_the_picture_and_the_page(finished, tmp_path):
     assert "20 steps · 5.1 k tokens" in text
     assert "hidden: 32" in text  # the configuration
     assert not [p.name for p in finished.iterdir() if p.name.startswith("report")]
-
-
-def test_every_curve_has_points(finished):
-    metrics = read_metrics(finished)
-    for name, curves in PANELS:
-        for kind, figure, _ in curves:
-            points = [line for line in metrics if line["kind"] == kind and figure in line]
-            assert points, f"{name}: {kind} {figure}"
-
-
-def test_a_curve_has_the_known_values_of_its_kind():
-    lines = [("train", 5, 1.0), ("held_out", 5, 2.0), ("train", 10, None), ("train", 15, 0.0)]
-    metrics = [{"kind": kind, "step": step, "loss": loss} for kind, step, loss in lines]
-    assert series(metrics, "train", "loss") == ([5, 15], [1.0, 0.0])
-    assert series(metrics, "held_out", "loss") == ([5], [2.0])
-    assert series(metrics, "train", "auc") == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -69,7 +55,7 @@ def test_without_a_place_it_goes_into_the_run(finished, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     shutil.copy(finished / "metrics.jsonl", run)
-    assert write_report(run) == (run / "report.png", run / "report.html")
+    assert write_report([run]) == [run / "report.png", run / "report.html"]
 
 
 def test_warnings_appear_and_are_escaped(finished, tmp_path):
@@ -77,7 +63,7 @@ def test_warnings_appear_and_are_escaped(finished, tmp_path):
     run.mkdir()
     shutil.copy(finished / "metrics.jsonl", run)
     MetricsLog(run).write("event", 15, message="The <discriminator> has collapsed")
-    _, page = write_report(run)
+    _, page = write_report([run])
     text = page.read_text(encoding="utf-8")
     assert "<b>Warnings</b>" in text
     assert "<li>step 15: The &lt;discriminator&gt; has collapsed</li>" in text
@@ -89,26 +75,70 @@ def test_a_run_that_has_just_begun(tmp_path):
     """Training metrics but no held-out ones yet, and one that is not known."""
     MetricsLog(tmp_path).write("event", 0, message="started")
     with pytest.raises(UserError, match="no metrics yet"):
-        write_report(tmp_path)
+        write_report([tmp_path])
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
     MetricsLog(tmp_path).write("train", 5, loss=1.0, tokens=10, seconds=1.0, mlm_loss=float("nan"))
-    _, page = write_report(tmp_path)
+    _, page = write_report([tmp_path])
     assert "5 steps" in page.read_text(encoding="utf-8")
 
 
 def test_a_run_that_was_only_measured(tmp_path):
     MetricsLog(tmp_path).write("held_out", 3, loss=1.0, auc=0.5)
-    _, page = write_report(tmp_path)
+    _, page = write_report([tmp_path])
     assert "<b>0.500</b>" in page.read_text(encoding="utf-8")
 
 
 def test_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="nowhere is not the folder of a run"):
-        write_report(tmp_path / "nowhere")
+        write_report([tmp_path / "nowhere"])
     assert not (tmp_path / "nowhere").exists()
 
 
 def test_without_matplotlib_the_extra_is_named(finished, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"pip install 'electra\[plot\]'"):
-        write_report(finished, tmp_path)
+        write_report([finished], tmp_path)
+
+
+def test_several_runs_share_a_page(finished, tmp_path):
+    for name in ("a", "b"):
+        shutil.copytree(finished, tmp_path / name)
+    lines = read_metrics(finished)
+    MetricsLog(tmp_path / "b").write("train", 30, mlm_loss=9.75, tokens=1, seconds=1.0)
+    (page,) = write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    text = page.read_text(encoding="utf-8")
+    assert "<title>a, b</title>" in text
+    assert text.count('class="verdict') == 2
+    assert "<b>a: " in text
+    assert "<tr><th></th><th>a</th><th>b</th></tr>" in text
+    assert text.count("<section>") == 2
+    assert "b · training" in text
+    assert "9.75" in text  # in the curves
+    assert text.count("data-curves=") == len(panels_of(lines))
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["report.html"]
+
+
+def test_equal_names_are_told_apart(tmp_path):
+    runs = [tmp_path / part / "run" for part in ("x", "y")]
+    assert list(name_runs(runs).values()) == [str(run) for run in runs]
+    assert list(name_runs(runs[:1]).values()) == ["run"]
+
+
+def test_samples_hardware_and_kernels(finished, tmp_path):
+    _, page = write_report([finished], tmp_path)
+    text = page.read_text(encoding="utf-8")
+    assert text.count('<div class="tokens">') == SENTENCES
+    assert text.count("<ul class='fills'>") == SENTENCES
+    assert "kernels: plain modules" in text
+    assert "hardware: " in text
+    for tokens in sample_judged(finished, Path(read_run_config(finished).data.folder)):
+        assert 0 < len(tokens) <= MAX_TOKENS + 5
+        assert any(token.masked for token in tokens)
+
+
+def test_why_there_are_no_samples(finished, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(finished / "metrics.jsonl", run)
+    _, page = write_report([run])
+    assert "No sample sentences: " in page.read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ from electra.cli import (
     finetune,
     inference,
     models,
+    play,
     release,
     research,
     text,
@@ -58,6 +59,7 @@ app.add_typer(bench.bench_app, name="bench")
 app.command()(inference.detect)
 app.command()(inference.fill)
 app.command()(inference.score)
+app.command()(play.play)
 
 
 def print_version(wanted: bool) -> None:

@@ -195,16 +195,18 @@ def evaluate(
 
 @lasting()
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
     out: Annotated[
-        Path | None, typer.Option(help="Output folder; the run folder by default.")
+        Path | None, typer.Option(help="Output folder; the first run folder by default.")
     ] = None,
 ) -> None:
-    """Plot the curves of a run: `report.png` and a self-contained `report.html`.
+    """Write `report.html`: a verdict, curves, sample sentences, hardware, in one file.
 
-    Example: `electra report runs/first`
+    Several runs share one page. For a single run the curves are also drawn as `report.png`.
+
+    Example: `electra report runs/first runs/second --out comparison`
     """
     from electra.train.report import write_report
 
-    for path in write_report(run, out):
+    for path in write_report(runs, out):
         typer.echo(str(path))

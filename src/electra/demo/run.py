@@ -87,7 +87,7 @@ def run_demo(out: Path, budget: str | None, console: Console) -> None:
     metrics = checkpoint.read_state(checkpoint.checkpoints(out / "run")[-1]).held_out
     print_metrics(console, metrics)
     print_detections(console, out / "run", sample_sentences(held_out, 6, seed=4)[::2])
-    picture, page = write_report(out / "run", out)
+    picture, page = write_report([out / "run"], out)
     console.print(f"Curves: {picture}   Page: {page}", soft_wrap=True, markup=False)
     print_heading(console, 5, "Fine-tuning: are the words of a sentence in order?")
     scores = compare_finetuning(console, out / "run", speeches, held_out)

@@ -1,7 +1,6 @@
 """One task, ready to train: tokenized once, then trained, scored and saved seed by seed."""
 
 import copy
-import platform
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from electra import __version__
-from electra.device import choose_precision
+from electra.device import choose_precision, device_name
 from electra.files import write_atomic
 from electra.finetune.fit import ProgressFn, count_steps, fit
 from electra.finetune.infer import infer
@@ -176,7 +175,7 @@ class TaskRun:
             **metrics,
             "failed": diverged or self.kind.failed(self.task, records["dev"], metrics),
             "diverged": diverged,
-            "hardware": hardware(self.device),
+            "hardware": device_name(self.device),
             "version": __version__,
         }
 
@@ -231,10 +230,3 @@ def make_card(task: Task, config: FinetuneConfig) -> TaskCard:
         beam_size=config.beam_size,
         **KINDS[task.kind].card_fields(task),
     )
-
-
-def hardware(device: torch.device) -> str:
-    """The name of the device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} {device.type}, {torch.get_num_threads()} threads"

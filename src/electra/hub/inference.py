@@ -57,6 +57,16 @@ class Loaded(Generic[N]):
             check_text(text)
         return self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
 
+    def token_ids(self, tokens: Sequence[str]) -> list[int]:
+        """Return the ids of tokens; one that is not in the vocabulary is an error."""
+        ids: list[int] = []
+        for token in tokens:
+            number = self.tokenizer.token_to_id(token)
+            if number is None:
+                raise UserError(f"'{token}' is not a token of the model: give one that is.")
+            ids.append(number)
+        return ids
+
     def row(self, ids: Sequence[int]) -> list[int]:
         """Return a row of the model: the tokens between `[CLS]` and `[SEP]`."""
         return [self.vocab.cls, *ids, self.vocab.sep]
@@ -98,7 +108,7 @@ def check_text(text: str) -> None:
 
 
 @torch.no_grad()
-def token_outputs(model: Loaded[N], encodings: Sequence[Encoding]) -> list[Tensor]:
+def token_outputs(model: Loaded[N], texts: Sequence[Sequence[int]]) -> list[Tensor]:
     """Run an encoder or discriminator; returns one row per token, `[CLS]` first and `[SEP]` last.
 
     A text that is longer than the model allows is read in consecutive windows. Each has its own
@@ -106,45 +116,34 @@ def token_outputs(model: Loaded[N], encodings: Sequence[Encoding]) -> list[Tenso
     """
     windows = [
         (number, begin)
-        for number, encoding in enumerate(encodings)
-        for begin in range(0, max(1, len(encoding.ids)), model.max_tokens)
+        for number, ids in enumerate(texts)
+        for begin in range(0, max(1, len(ids)), model.max_tokens)
     ]
-    rows = [
-        model.row(encodings[number].ids[begin : begin + model.max_tokens])
-        for number, begin in windows
-    ]
+    rows = [model.row(texts[number][begin : begin + model.max_tokens]) for number, begin in windows]
     outputs: list[Tensor] = [torch.empty(0)] * len(rows)
-    for some, ids, mask in model.batches(rows):
-        found = model.network(ids, torch.zeros_like(ids), mask)
+    for some, batch, mask in model.batches(rows):
+        found = model.network(batch, torch.zeros_like(batch), mask)
         for i, output in zip(some, found, strict=True):
             outputs[i] = output[: len(rows[i])]
-    parts: list[list[Tensor]] = [[] for _ in encodings]
+    parts: list[list[Tensor]] = [[] for _ in texts]
     for (number, begin), output in zip(windows, outputs, strict=True):
-        last = begin + model.max_tokens >= len(encodings[number].ids)
+        last = begin + model.max_tokens >= len(texts[number])
         parts[number].append(output[0 if begin == 0 else 1 : None if last else -1])
     return [part[0] if len(part) == 1 else torch.cat(part) for part in parts]
 
 
 def encode(model: Loaded[Encoder], texts: Sequence[str]) -> list[Tensor]:
     """Return the last hidden states of each text, with `[CLS]` and `[SEP]`: (tokens, hidden)."""
-    return token_outputs(model, model.tokenize(texts))
+    return token_outputs(model, [encoding.ids for encoding in model.tokenize(texts)])
 
 
 def detect(model: Loaded[Discriminator], texts: Sequence[str]) -> list[list[DetectedToken]]:
     """Return for each token of each text the probability that it was replaced."""
-    if is_electric(model.folder):
-        raise UserError(
-            f"{model.folder} was trained as Electric: its outputs are energies, not probabilities "
-            "of being replaced; use `score`, which sums them over a text."
-        )
     encodings = model.tokenize(texts)
-    if not all(encoding.ids for encoding in encodings):
-        raise UserError("The text is empty: give a sentence.")
+    probabilities = _replaced(model, [encoding.ids for encoding in encodings])
     found = []
-    for encoding, logits in zip(encodings, token_outputs(model, encodings), strict=True):
-        tokens = zip(
-            encoding.tokens, encoding.offsets, logits[1:-1].sigmoid().tolist(), strict=True
-        )
+    for encoding, replaced_probs in zip(encodings, probabilities, strict=True):
+        tokens = zip(encoding.tokens, encoding.offsets, replaced_probs, strict=True)
         found.append(
             [
                 DetectedToken(token=token, start=start, end=end, replaced=replaced)
@@ -152,6 +151,24 @@ def detect(model: Loaded[Discriminator], texts: Sequence[str]) -> list[list[Dete
             ]
         )
     return found
+
+
+def detect_tokens(
+    model: Loaded[Discriminator], texts: Sequence[Sequence[str]]
+) -> list[list[float]]:
+    """Return the same for texts that are given as tokens of the model's vocabulary."""
+    return _replaced(model, [model.token_ids(tokens) for tokens in texts])
+
+
+def _replaced(model: Loaded[Discriminator], texts: Sequence[Sequence[int]]) -> list[list[float]]:
+    if is_electric(model.folder):
+        raise UserError(
+            f"{model.folder} was trained as Electric: its outputs are energies, not probabilities "
+            "of being replaced; use `score`, which sums them over a text."
+        )
+    if not all(texts):
+        raise UserError("The text is empty: give a sentence.")
+    return [logits[1:-1].sigmoid().tolist() for logits in token_outputs(model, texts)]
 
 
 @torch.no_grad()
@@ -182,19 +199,25 @@ def fill(
     for some, ids, attention_mask in model.batches(rows):
         places = torch.tensor([[positions[i]] for i in some], device=model.device)
         logits = model.network(ids, torch.zeros_like(ids), attention_mask, places)[:, 0]
-        for i, tokens in zip(some, _most_likely(model, logits, top), strict=True):
+        for i, tokens in zip(some, most_likely(model, logits, top), strict=True):
             predicted[i] = tokens
     for owner, tokens in zip(owners, predicted, strict=True):
         filled[owner].append(tokens)
     return filled
 
 
-def _most_likely(model: Loaded[Generator], logits: Tensor, top: int) -> list[list[PredictedToken]]:
+def mask_absent(model: Loaded[Generator], logits: Tensor) -> Tensor:
+    """Return the logits of the vocabulary, -inf for ids without a token."""
+    logits = logits[:, : model.vocab.size]  # the table may have more rows than the vocabulary
+    logits[:, list(model.vocab.absent)] = float("-inf")
+    return logits
+
+
+def most_likely(model: Loaded[Generator], logits: Tensor, top: int) -> list[list[PredictedToken]]:
     """Return the `top` tokens of each row of logits; ids without a token are left out."""
     vocab = model.vocab
-    logits = logits[:, : vocab.size]  # the table may have more rows than the vocabulary
-    logits[:, list(vocab.absent)] = float("-inf")
-    best = logits.softmax(-1).topk(min(top, vocab.size - len(vocab.absent)))
+    probs = mask_absent(model, logits).softmax(-1)
+    best = probs.topk(min(top, vocab.size - len(vocab.absent)))
     return [
         [
             PredictedToken(token=str(model.tokenizer.id_to_token(i)), probability=p)
@@ -222,5 +245,5 @@ def score(model: Loaded[Discriminator], texts: Sequence[str]) -> list[float]:
                 f"A text has {len(encoding.ids)} tokens and the model takes {model.max_tokens}: "
                 f"shorten or split the one that begins with '{text[:40]}'."
             )
-    energies = token_outputs(model, encodings)
+    energies = token_outputs(model, [encoding.ids for encoding in encodings])
     return [-energy[1:-1].cpu().double().sum().item() for energy in energies]

@@ -13,11 +13,10 @@ from rich.console import Console
 
 from electra import __version__
 from electra.config import flatten, update_renamed_flat
-from electra.device import choose_device
+from electra.device import choose_device, device_name
 from electra.errors import UserError
 from electra.finetune.results import RESULTS, Result, add_result, check_same, read_results
 from electra.finetune.settings import FinetuneConfig
-from electra.finetune.task_run import hardware
 from electra.run_dir import PROCESS, check_out_dir, lock_run_dir
 from electra.studies.report import write_report
 from electra.studies.score import Scorer, score_settings
@@ -284,7 +283,7 @@ def score_run(
             **(before or {}).get("scores", {}),
             **{scorer.name: scorer.score(run.folder, console) for scorer in missing},
         },
-        "hardware": hardware(choose_device(config.train.device)),
+        "hardware": device_name(choose_device(config.train.device)),
         "version": __version__,
         "torch": torch.__version__,
     }

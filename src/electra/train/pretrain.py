@@ -17,6 +17,7 @@ from electra.device import (
     check_one_process,
     choose_device,
     choose_precision,
+    device_name,
     measure_peak,
     set_cpu_threads,
     supports_bf16,
@@ -266,7 +267,9 @@ def run_loop(
         save_config(config, out)
         if not read_metrics(out):
             sizes, kernels = parameter_counts(run.objective), run.kernels()
-            run.metrics_log.write("event", 0, message="started", parameters=sizes, kernels=kernels)
+            hardware = device_name(run.step.device)
+            facts = {"parameters": sizes, "kernels": kernels, "hardware": hardware}
+            run.metrics_log.write("event", 0, message="started", **facts)
             if config.init_from.sha256 and not config.objective.generator_first:
                 run_validation(run)  # of the model as it was, to compare with
         run.view.print(f"{_headline(run, shards)} Kernels: {run.kernels()}.")

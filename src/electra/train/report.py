@@ -1,112 +1,50 @@
-"""The report of a run: its curves as a PNG and a self-contained HTML page."""
+"""The report of runs: one self-contained HTML page, and the curves of a single run as a PNG."""
 
-import base64
 import html
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from electra.errors import UserError, require
+from electra.hub import heat_map
+from electra.train import charts
+from electra.train.curves import Metrics, panels_of, render_charts, series
 from electra.train.metrics_log import read_metrics
 from electra.train.progress_view import clock, format_metric, metrics_present
+from electra.train.report_samples import render_samples
 from electra.train.scoring import describe_best
+from electra.train.verdict import judge_run
 
-Panel = tuple[str, tuple[tuple[str, str, str], ...]]
-"""A title, and for each curve the kind of line, the metric and the label."""
-PANELS: tuple[Panel, ...] = (
-    ("Generator loss", (("train", "mlm_loss", "training"), ("held_out", "mlm_loss", "held-out"))),
-    (
-        "Discriminator loss",
-        (("train", "detection_loss", "training"), ("held_out", "detection_loss", "held-out")),
-    ),
-    (
-        "Discriminator on held-out text",
-        (
-            ("held_out", "auc", "AUC"),
-            ("held_out", "precision", "precision"),
-            ("held_out", "recall", "recall"),
-        ),
-    ),
-    (
-        "Generator on held-out text",
-        (
-            ("held_out", "generator_accuracy", "best guess right"),
-            ("held_out", "generator_sampled_accuracy", "sample right"),
-        ),
-    ),
-    (
-        "Replaced tokens",
-        (("train", "replaced_rate", "training"), ("held_out", "replaced_rate", "held-out")),
-    ),
-    (
-        "Diagnostics on held-out text",
-        (
-            ("held_out", "fixed_auc", "AUC, fixed corruption"),
-            ("held_out", "accuracy_above_floor", "accuracy above floor"),
-            ("held_out", "generator_state_cosine", "state cosine, generator"),
-            ("held_out", "discriminator_state_cosine", "state cosine, discriminator"),
-            ("held_out", "generator_local_attention", "local attention, generator"),
-            ("held_out", "discriminator_local_attention", "local attention, discriminator"),
-        ),
-    ),
-    ("Learning rate", (("train", "learning_rate", ""),)),
-    ("Gradient norm before clipping", (("train", "gradient_norm", ""),)),
-    ("Speed, tokens/s", (("train", "tokens_per_second", ""),)),
-)
-OTHER_PANELS: tuple[Panel, ...] = (
-    ("Model loss", (("train", "model_loss", "training"), ("held_out", "model_loss", "held-out"))),
-    (
-        "Model accuracy, masked positions",
-        (("train", "model_accuracy", "training"), ("held_out", "model_accuracy", "held-out")),
-    ),
-    (
-        "Copy gate on held-out text",
-        (
-            ("held_out", "gate_auc", "AUC"),
-            ("held_out", "gate_precision", "precision"),
-            ("held_out", "gate_recall", "recall"),
-        ),
-    ),
-    ("Reward of the generator", (("train", "reward", "training"),)),
-    ("Score on your task", (("score", "score", "held-out"),)),
-)
-"""For objectives other than the paper's, and for runs that are scored."""
 COLOURS = {"training": "#9aa5b1", "held-out": "#c2410c", "": "#1d4ed8"}
+STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 
 
-def write_report(run: Path, out: Path | None = None) -> tuple[Path, Path]:
-    """Write `report.png` and `report.html`; returns their paths."""
-    if not (run / "metrics.jsonl").is_file():
-        raise UserError(f"{run} is not the folder of a run: there is no metrics.jsonl in it.")
-    metrics = read_metrics(run)
-    if not any(line["kind"] in ("train", "held_out") for line in metrics):
-        raise UserError(f"{run} has no metrics yet: wait for its first report.")
-    out = out or run
+def write_report(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
+    """Write `report.html`, and `report.png` for a single run; returns their paths.
+
+    Several runs share one page, by default in the folder of the first.
+    """
+    metrics = {}
+    for run in runs:
+        if not (run / "metrics.jsonl").is_file():
+            raise UserError(f"{run} is not the folder of a run: there is no metrics.jsonl in it.")
+        metrics[run] = read_metrics(run)
+        if not any(line["kind"] in ("train", "held_out") for line in metrics[run]):
+            raise UserError(f"{run} has no metrics yet: wait for its first report.")
+    if len(runs) == 1:
+        require("matplotlib", "plot")
+    text = render(metrics)
+    out = out or runs[0]
     out.mkdir(parents=True, exist_ok=True)
     picture, page = out / "report.png", out / "report.html"
-    draw(metrics, picture, title=str(run.name))
-    page.write_text(render(run, metrics, picture), encoding="utf-8")
-    return picture, page
-
-
-def series(metrics: list[dict[str, Any]], kind: str, name: str) -> tuple[list[int], list[float]]:
-    """The steps and values of one metric, without missing values."""
-    points = [
-        (line["step"], line[name])
-        for line in metrics
-        if line["kind"] == kind and line.get(name) is not None
-    ]
-    return [step for step, _ in points], [value for _, value in points]
-
-
-def panels_of(metrics: list[dict[str, Any]]) -> list[Panel]:
-    """The panels that have data; a run that has just started gets empty ones."""
-    known = [
-        panel
-        for panel in (*PANELS, *OTHER_PANELS)
-        if any(series(metrics, kind, name)[0] for kind, name, _ in panel[1])
-    ]
-    return known or list(PANELS)
+    page.write_text(text, encoding="utf-8")
+    if len(runs) > 1:
+        return [page]
+    draw(metrics[runs[0]], picture, title=str(runs[0].name))
+    return [picture, page]
 
 
 def draw(metrics: list[dict[str, Any]], path: Path, title: str) -> None:
@@ -138,10 +76,66 @@ def draw(metrics: list[dict[str, Any]], path: Path, title: str) -> None:
     figure.savefig(path, dpi=110)
 
 
-def render(run: Path, metrics: list[dict[str, Any]], picture: Path) -> str:
-    """The HTML page: summary, warnings, curves, configuration."""
-    train = _last(metrics, "train")
-    held_out = _last(metrics, "held_out")
+def render(metrics: Mapping[Path, Metrics]) -> str:
+    """The HTML page: verdicts, curves, and what is known of each run."""
+    names = name_runs(list(metrics))
+    title = html.escape(", ".join(names.values()))
+    several = len(metrics) > 1
+    by_name = {names[run]: lines for run, lines in metrics.items()}
+    compared = f"<h2>Held-out text</h2>{_comparison(by_name)}" if several else ""
+    verdicts = "".join(
+        _verdict(names[run] if several else "", lines) for run, lines in metrics.items()
+    )
+    details = "".join(_details(run, names[run], metrics[run], several) for run in metrics)
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+{STYLE}{charts.STYLE}{heat_map.STYLE}</style>
+<h1>{title}</h1>
+{verdicts}
+{compared}
+<h2>Curves</h2>
+{render_charts(by_name)}
+{details}
+<script>
+{charts.SCRIPT}</script>
+</html>
+"""
+
+
+def name_runs(runs: Sequence[Path]) -> dict[Path, str]:
+    """The folder names of runs; whole paths where names are equal."""
+    short = {run: run.resolve().name for run in runs}
+    counts = list(short.values())
+    return {run: name if counts.count(name) == 1 else str(run) for run, name in short.items()}
+
+
+def _verdict(name: str, metrics: Metrics) -> str:
+    found = judge_run(metrics)
+    label = f"{html.escape(name)}: " if name else ""
+    sentences = " ".join(html.escape(sentence) for sentence in found.sentences)
+    return f'<p class="verdict {found.health}"><b>{label}{found.title}.</b> {sentences}</p>'
+
+
+def _comparison(metrics: Mapping[str, Metrics]) -> str:
+    """A table of the last held-out metrics, one column per run."""
+    last = {name: _last(lines, "held_out") for name, lines in metrics.items()}
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in last)
+    rows = "".join(
+        f"<tr><td>{html.escape(label)}</td>"
+        + "".join(f"<td>{format_metric(key, line.get(key))}</td>" for line in last.values())
+        + "</tr>"
+        for key, label in metrics_present(*last.values())
+    )
+    return f"<div class='wide'><table><tr><th></th>{head}</tr>{rows}</table></div>"
+
+
+def _details(run: Path, name: str, metrics: Metrics, several: bool) -> str:
+    """Facts, metrics, warnings, sample sentences and configuration of one run."""
+    train, held_out = _last(metrics, "train"), _last(metrics, "held_out")
     rows = "".join(
         f"<tr><td>{html.escape(label)}</td><td>{format_metric(key, train.get(key))}</td>"
         f"<td><b>{format_metric(key, held_out.get(key))}</b></td></tr>"
@@ -152,11 +146,26 @@ def render(run: Path, metrics: list[dict[str, Any]], picture: Path) -> str:
         for line in metrics
         if line["kind"] == "event" and line["message"] != "started"
     )
-    image = base64.b64encode(picture.read_bytes()).decode()
     config = run / "config.yaml"
-    settings = html.escape(config.read_text(encoding="utf-8")) if config.exists() else ""
-    step = max(line["step"] for line in metrics)
-    facts = [f"{step:,} steps"]
+    settings = config.read_text(encoding="utf-8") if config.exists() else ""
+    return f"""<section>
+<h2>{html.escape(name) if several else "The run"}</h2>
+<p>{" · ".join(_facts(metrics))}</p>
+{f'<div class="warning"><b>Warnings</b><ul>{warnings}</ul></div>' if warnings else ""}
+<h3>Sample sentences</h3>
+{render_samples(run, _data_folder(settings))}
+<h3>Last metrics</h3>
+<div class="wide"><table><tr><th></th><th>training</th><th>held-out</th></tr>{rows}</table></div>
+<details><summary>Configuration</summary><pre>{html.escape(settings)}</pre></details>
+</section>
+"""
+
+
+def _facts(metrics: Metrics) -> list[str]:
+    """Steps, tokens, time, sizes, hardware and kernels, as far as the run recorded them."""
+    train = _last(metrics, "train")
+    begun = next((line for line in metrics if line.get("message") == "started"), {})
+    facts = [f"{max(line['step'] for line in metrics):,} steps"]
     if train:
         facts += [f"{_amount(train['tokens'])} tokens", f"{clock(train['seconds'])} of training"]
     facts += [
@@ -164,31 +173,23 @@ def render(run: Path, metrics: list[dict[str, Any]], picture: Path) -> str:
         for line in metrics
         if line["kind"] == "phase"
     ]
-    facts += [html.escape(best)] if (best := describe_best(metrics)) else []
-    name = html.escape(run.resolve().name)
-    return f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{name}</title>
-<style>
-  body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem;
-         padding: 0 1rem; color: #1f2933; }}
-  img {{ width: 100%; }}
-  table {{ border-collapse: collapse; }}
-  td, th {{ padding: .15rem 1.2rem .15rem 0; text-align: left; }}
-  td + td, th + th {{ text-align: right; }}
-  .warning {{ background: #fef3c7; padding: .5rem 1rem; border-radius: .4rem; }}
-  pre {{ background: #f5f7fa; padding: 1rem; overflow-x: auto; font-size: 13px; }}
-</style>
-<h1>{name}</h1>
-<p>{" · ".join(facts)}</p>
-{f'<div class="warning"><b>Warnings</b><ul>{warnings}</ul></div>' if warnings else ""}
-<table><tr><th></th><th>training</th><th>held-out</th></tr>{rows}</table>
-<img alt="Curves of the run" src="data:image/png;base64,{image}">
-<details><summary>Configuration</summary><pre>{settings}</pre></details>
-</html>
-"""
+    facts += [
+        f"{html.escape(name)} {_amount(size)} parameters"
+        for name, size in begun.get("parameters", {}).items()
+    ]
+    if "hardware" in begun:
+        facts.append(f"hardware: {html.escape(begun['hardware'])}")
+    if "kernels" in begun:
+        facts.append(f"kernels: {html.escape(begun['kernels'])}")
+    if best := describe_best(metrics):
+        facts.append(html.escape(best))
+    return facts
+
+
+def _data_folder(settings: str) -> Path:
+    """The folder of the shards in a run's configuration."""
+    known = yaml.safe_load(settings) or {}
+    return Path(str(known.get("data", {}).get("folder", "")))
 
 
 def _last(metrics: list[dict[str, Any]], kind: str) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""`electra play`: a trained model on a local web page."""
