@@ -54,13 +54,15 @@ from electra.train.progress_view import ProgressView
 from electra.train.run import Run
 from electra.train.settings import MAY_CHANGE_ON_RESUME, PretrainConfig
 from electra.train.step import Step
+from electra.train.unused_settings import check_unused
 from electra.train.validation import token_counts
 
 
 def start(config: PretrainConfig, out: Path, console: Console, given: Collection[str] = ()) -> int:
     """Start a run in a new folder; returns the exit code.
 
-    A run that starts from a trained model does not change the settings named in `given`.
+    `given` are the settings that the user named: they are refused if they have no effect, and kept
+    by a run that starts from a trained model.
     """
     check_one_process()
     if (out / "config.yaml").exists():
@@ -68,6 +70,7 @@ def start(config: PretrainConfig, out: Path, console: Console, given: Collection
             f"{out} already holds a run: add --resume to continue it, or choose another --out."
         )
     check_out_dir(out, "run")
+    check_unused(config, given)
     if config.init_from.model:
         config = resolve_init(config, given)
     config, shards, vocab = resolve_data(config)
@@ -327,8 +330,14 @@ def build_step(config: PretrainConfig, objective: Objective) -> Step:
     bf16 = dtype == torch.bfloat16 and supports_bf16(device)
     if fused != "off" and not loop.compile and bf16:
         use_fused_kernels_(objective, recompute=loop.activation_checkpointing, setting=fused)
-    elif device.type == "cpu" and not loop.compile:
-        use_cheap_cpu_dropout_(objective)
+    else:
+        if device.type == "cpu" and not loop.compile:
+            use_cheap_cpu_dropout_(objective)
+        if loop.activation_checkpointing:
+            warnings.warn(
+                "train.activation_checkpointing=true has no effect without the fused kernels.",
+                stacklevel=2,
+            )
     return Step(
         objective=objective,
         optimizer=optimizer,
