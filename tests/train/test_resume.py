@@ -21,7 +21,8 @@ from electra.errors import UserError
 from electra.run_dir import GracefulStop
 from electra.train import checkpoint
 from electra.train.metrics_log import read_metrics
-from electra.train.pretrain import build_objective, read_run_config, resume, start
+from electra.train.pretrain import build_objective, resume, start
+from electra.train.run_config import read_run_config
 from electra.train.settings import MAY_CHANGE_ON_RESUME, PretrainConfig
 from electra.train.step import Step
 
@@ -184,12 +185,86 @@ def test_a_configuration_that_was_cut_off_is_refused(copied, console, bash):
     file.write_text(whole[: whole.index("\ntrain:")], encoding="utf-8")
     with pytest.raises(UserError, match=r"train\.budget=1000000steps.*20steps") as refusal:
         resume(copied, console)
-    bash(re.search(r"Restore it with '(cp .*)';", str(refusal.value))[1])  # the advice works
+    bash(restoring(refusal))  # the advice works
     assert resume(copied, console) == 0
     shutil.rmtree(copied / "checkpoints")
     file.write_text(whole[: whole.index("\ntrain:")], encoding="utf-8")
     with pytest.raises(UserError, match="is damaged: it has no 'train'"):
         resume(copied, console)
+
+
+def restoring(refusal: pytest.ExceptionInfo[UserError]) -> str:
+    """The command that an error suggests."""
+    return re.search(r"Restore it with '(cp .*)'\.", str(refusal.value))[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no settings"),
+        (b"model:\n  layers: [1,", "is not valid YAML"),
+        (b"model:\n  laye", "config.yaml"),
+        (None, "is missing beside the checkpoints"),
+    ],
+    ids=["empty", "not YAML", "cut off in a name", "missing"],
+)
+def test_a_damaged_configuration_can_be_restored(content, message, copied, console, bash):
+    file = copied / "config.yaml"
+    file.unlink() if content is None else file.write_bytes(content)
+    with pytest.raises(UserError, match=message) as refusal:
+        resume(copied, console)
+    assert "holds no run" not in str(refusal.value)
+    bash(restoring(refusal))
+    assert resume(copied, console) == 0
+
+
+def test_a_missing_configuration_is_no_new_run(copied, electra, tiny, console):
+    """Neither `--resume` nor a new run takes checkpoints without a `config.yaml` for nothing."""
+    (copied / "config.yaml").unlink()
+    code, _, problems = electra("pretrain", "--resume", "--out", copied)
+    assert (code, problems.count("\n")) == (2, 1)
+    assert "is missing beside the checkpoints" in problems
+    with pytest.raises(UserError, match="already holds a run: add --resume"):
+        start(tiny, copied, console)
+
+
+def test_an_earlier_version_without_init_from_and_checkpoint_is_resumed(copied, console):
+    shutil.rmtree(copied / "checkpoints")
+    file = copied / "config.yaml"
+    whole = file.read_text(encoding="utf-8")
+    before = whole[: whole.rindex("# The trained model that")]
+    assert before.rstrip().splitlines()[-1] == "  logger: none"
+    for text in (before.replace("  logger:", "  track:"), before):
+        file.write_text(text, encoding="utf-8")
+        assert resume(copied, console) == 0
+        shutil.rmtree(copied / "checkpoints")
+    file.write_text(before[: before.index("  keep_best:")], encoding="utf-8")  # cut off in `train`
+    with pytest.raises(UserError, match="is damaged: it has no 'init_from'"):
+        resume(copied, console)
+
+
+def test_a_resume_is_an_event(tiny, with_train, tmp_path, console, monkeypatch):
+    out = tmp_path / "run"
+    step = Step.__call__
+
+    def stop(self, *arguments):
+        if len(taken) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        taken.append(1)
+        return step(self, *arguments)
+
+    taken: list[int] = []
+    monkeypatch.setattr(Step, "__call__", stop)
+    assert start(with_train(tiny, budget="5steps"), out, console) == 128 + signal.SIGTERM
+    assert resume(out, console, changes=["train.grad_accumulation=2"]) == 0
+    events = [line for line in read_metrics(out) if line["kind"] == "event"]
+    begun, resumed = events
+    how = {"device": "cpu", "kernels": begun["kernels"]}
+    assert begun.items() >= {"message": "started", "grad_accumulation": 1, **how}.items()
+    wanted = {"kind": "event", "message": "resumed", "grad_accumulation": 2, **how}
+    assert resumed == {**wanted, "step": 3}
+    assert resume(out, console) == 0  # nothing is left to do
+    assert [line for line in read_metrics(out) if line["kind"] == "event"] == events
 
 
 def test_settings_that_do_not_change_the_result_may_change(copied, console):

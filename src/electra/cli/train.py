@@ -96,6 +96,7 @@ def pretrain(
     from electra.errors import UserError
     from electra.recipes import recipe
     from electra.recipes.continued import check_origin, continued, settings_given
+    from electra.train.checkpoint import checkpoints
     from electra.train.pretrain import resume as resume_run
     from electra.train.pretrain import start
 
@@ -106,7 +107,7 @@ def pretrain(
         settings = [name, *(settings or [])]
         name = None
     changes = [*(settings or []), *([] if budget is None else [f"train.budget={budget}"])]
-    if resume and (out / "config.yaml").is_file():
+    if resume and ((out / "config.yaml").is_file() or checkpoints(out)):
         base = recipe(name) if name else None
         check_origin(out, init_from)
         raise typer.Exit(resume_run(out, console, data, base=base, changes=changes))

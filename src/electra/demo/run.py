@@ -39,8 +39,9 @@ from electra.text.tokenizer import (
 )
 from electra.train import checkpoint
 from electra.train.evaluate import restore_run
-from electra.train.pretrain import read_run_config, start
+from electra.train.pretrain import start
 from electra.train.report import write_report
+from electra.train.run_config import read_run_config
 
 RESULTS = "demo.json"
 VOCAB_SIZE, SEQ_LENGTH, NUM_SEEDS = 2048, 64, 3

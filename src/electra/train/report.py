@@ -148,7 +148,7 @@ def render(run: Path, metrics: list[dict[str, Any]], picture: Path) -> str:
     warnings = "".join(
         f"<li>step {line['step']:,}: {html.escape(line['message'])}</li>"
         for line in metrics
-        if line["kind"] == "event" and line["message"] != "started"
+        if line["kind"] == "event" and line["message"] not in ("started", "resumed")
     )
     image = base64.b64encode(picture.read_bytes()).decode()
     config = run / "config.yaml"
