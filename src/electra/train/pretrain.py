@@ -58,11 +58,19 @@ from electra.train.unused_settings import check_unused
 from electra.train.validation import token_counts
 
 
-def start(config: PretrainConfig, out: Path, console: Console, given: Collection[str] = ()) -> int:
+def start(
+    config: PretrainConfig,
+    out: Path,
+    console: Console,
+    given: Collection[str] = (),
+    *,
+    temporary: bool = False,
+) -> int:
     """Start a run in a new folder; returns the exit code.
 
     `given` are the settings that the user named: they are refused if they have no effect, and kept
-    by a run that starts from a trained model.
+    by a run that starts from a trained model. At the end, the run says where its model is, unless
+    the folder is `temporary`.
     """
     check_one_process()
     if (out / "config.yaml").exists() or checkpoint.checkpoints(out):
@@ -83,7 +91,7 @@ def start(config: PretrainConfig, out: Path, console: Console, given: Collection
             if config.init_from.model:
                 for line in describe_init(config, row_workloads(config), budget_steps(config)):
                     console.print(line, soft_wrap=True, markup=False)
-            return run_loop(config, out, shards, vocab, console)
+            return run_loop(config, out, shards, vocab, console, temporary=temporary)
         except Exception:
             if not read_metrics(out):  # failed before the first step: leave nothing behind
                 shutil.rmtree(out, ignore_errors=True)
@@ -193,7 +201,13 @@ def build_objective(config: PretrainConfig, vocab: Vocabulary) -> Objective:
 
 
 def run_loop(
-    config: PretrainConfig, out: Path, shards: Shards, vocab: Vocabulary, console: Console
+    config: PretrainConfig,
+    out: Path,
+    shards: Shards,
+    vocab: Vocabulary,
+    console: Console,
+    *,
+    temporary: bool = False,
 ) -> int:
     """Build the run, load its latest checkpoint, train, and print how it ended."""
     with GracefulStop() as stop, build_run(config, out, shards, vocab, console) as run:
@@ -214,6 +228,8 @@ def run_loop(
                 run_validation(run)  # of the model as it was, to compare with
         run.view.print(f"{_headline(run, shards)} Kernels: {run.kernels()}.")
         train(run, stop)
+    if temporary:
+        return 0 if stop.signal is None else 128 + stop.signal
     last = checkpoint.checkpoints(out)
     if stop.signal is not None:
         console.print(
