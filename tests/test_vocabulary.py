@@ -29,7 +29,9 @@ FILES = sorted(
 AVOIDED = {
     r"(?<!\band )(?<!so )\bforth\b": "forward",
     r"\bway back\b": "backward pass",
-    r"\btwins?\b|(?<!test_)twins\.py|\.twin\b": "reference implementation, shadow weight, or duplicate",
+    r"\btwins?\b|(?<!test_)twins\.py|\.twin\b": (
+        "reference implementation, shadow weight, or duplicate"
+    ),
     r"\bsecond cache\b": "L2",
     r"\bcopy engine\b": "TMA",
     r"\blooks? at held": "validation",
