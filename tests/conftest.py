@@ -150,7 +150,7 @@ def tiny_config(data_folder: Path) -> PretrainConfig:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny(data_folder: Path) -> PretrainConfig:
     """That recipe, with its data."""
     return tiny_config(data_folder)
