@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,7 +150,7 @@ def tiny_config(data_folder: Path) -> PretrainConfig:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny(data_folder: Path) -> PretrainConfig:
     """That recipe, with its data."""
     return tiny_config(data_folder)
@@ -330,3 +331,41 @@ def bash(tmp_path):
         return done.stdout
 
     return run
+
+
+SYLLABLES = [
+    "ka",
+    "ri",
+    "to",
+    "men",
+    "sul",
+    "va",
+    "pe",
+    "no",
+    "shi",
+    "dra",
+    "lu",
+    "bex",
+    "öm",
+    "té",
+]
+
+
+def invented_text(documents: int, seed: int = 0, lines: int = 6, words: int = 12) -> str:
+    """Return documents of invented words, separated by blank lines."""
+    dice = random.Random(seed)
+    lexicon = ["".join(dice.choices(SYLLABLES, k=dice.randint(1, 4))) for _ in range(400)]
+
+    def line() -> str:
+        some = dice.choices(lexicon, k=dice.randint(1, 2 * words))
+        return " ".join(some).capitalize() + dice.choice(".!?")
+
+    return "\n\n".join(
+        "\n".join(line() for _ in range(dice.randint(1, 2 * lines))) for _ in range(documents)
+    )
+
+
+@pytest.fixture(scope="session")
+def make_text() -> Callable[..., str]:
+    """The function that invents text."""
+    return invented_text

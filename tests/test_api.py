@@ -60,7 +60,11 @@ def tuned(finished, tmp_path_factory):
         csv.writer(file).writerows([("text1", "text2", "label"), *pairs])
     questions = [{"question": "what ?", "context": t, "answer": t.split()[1]} for t, _ in data]
     (out / "qa.jsonl").write_text("".join(json.dumps(q) + "\n" for q in questions * 4))
+    chosen = [(t, t.split()[1], "the", int(n == "b")) for t, n in ((t, t[-1]) for t, _ in data)]
+    with (out / "choice.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "choice0", "choice1", "label"), *chosen * 4])
     files = {"classify": "data.csv", "tag": "data.conll", "pair": "pairs.csv", "qa": "qa.jsonl"}
+    files["choice"] = "choice.csv"
     for kind, name in files.items():
         finetune(str(finished), load_task(kind, out / name), out / kind, [0], config, console)
     return out
@@ -326,3 +330,50 @@ def test_the_page_names_what_exists():
             assert part.strip(" '") in source, line
     heads = {re.sub(r"[^\w\- ]", "", h.lower()) for h in re.findall(r"^## (.+)$", PAGE, re.M)}
     assert set(re.findall(r"\]\(#([^)]+)\)", PAGE)) == {h.replace(" ", "-") for h in heads}
+
+
+def test_one_text_gives_one_result(tuned):
+    model, pair = load(tuned / "classify", "cpu"), load(tuned / "pair", "cpu")
+    assert model.classify(TEXTS[0]) == model.classify([TEXTS[0]])[0]
+    assert pair.classify((TEXTS[0], TEXTS[1])) == pair.classify([(TEXTS[0], TEXTS[1])])[0]
+    assert len(model.classify((TEXTS[0], TEXTS[1]))) == 2  # two texts, not a pair
+
+
+def test_choose_is_predict(tuned, tmp_path):
+    from electra.finetune.predict import predict
+
+    model = load(tuned / "choice", "cpu")
+    (tmp_path / "new.jsonl").write_text(
+        json.dumps({"text": TEXTS[0], "choice0": "oven", "choice1": "the"}) + "\n"
+    )
+    (wanted,) = predict(str(tuned / "choice"), tmp_path / "new.jsonl", device="cpu")
+    found = model.choose(TEXTS[0], ["oven", "the"])
+    assert found["label"] == wanted["label"]
+    assert found["probabilities"] == pytest.approx(wanted["probabilities"], abs=1e-6)
+    assert set(model.choose(TEXTS[0], ("a", "the", "oven"))["probabilities"]) == {"0", "1", "2"}
+    for options in ("oven", ["oven"], []):
+        with pytest.raises(UserError, match="two or more options"):
+            model.choose(TEXTS[0], options)
+    with pytest.raises(UserError, match=r"of the kind 'choice': use choose\(\)"):
+        model.classify(TEXTS)
+
+
+def test_what_is_no_text_is_refused(finished, tuned):
+    model = load(finished, "cpu")
+    for call in (model.encode, model.encode_tokens, model.detect, model.fill):
+        with pytest.raises(UserError, match="A text must be a string, not int"):
+            call([1])
+        with pytest.raises(UserError, match="a list of texts, not int"):
+            call(1)
+    with pytest.raises(UserError, match="A text must be a string, not NoneType"):
+        load(tuned / "qa", "cpu").answer("what ?", None)
+    with pytest.raises(UserError, match="A text must be a string, not int"):
+        load(tuned / "tag", "cpu").tag([["the", 3]])
+    with pytest.raises(UserError, match="A text must be a string, not int"):
+        load(tuned / "choice", "cpu").choose("the", ["a", 1])
+
+
+def test_a_truncation_warning_names_the_line_of_the_caller(tuned):
+    with pytest.warns(UserWarning, match="truncated") as caught:
+        load(tuned / "classify", "cpu").classify("old " * 400)
+    assert [w.filename for w in caught if "truncated" in str(w.message)] == [__file__]

@@ -7,7 +7,7 @@ from electra.hub.folders import read_config
 from electra.train import checkpoint
 from electra.train.init_from import GENERATOR_FIRST, LR_DIVISOR, WARMUP
 from electra.train.metrics_log import read_metrics
-from electra.train.pretrain import read_run_config
+from electra.train.run_config import read_run_config
 
 PAGE = (Path(__file__).parents[1] / "docs" / "continue.md").read_text(encoding="utf-8")
 

@@ -21,8 +21,8 @@ FILE = re.compile(rf"`([\w./-]+{SUFFIX})`|\b((?:src|tests|benchmarks|docs)/[\w./
 NAME = re.compile(r"`electra((?:\.\w+)+)`")
 """A module, or a name in one, as in `electra.optim.optimizer.Optimizer`."""
 EXAMPLES = {
-    "src/electra/finetune/kinds/multilabel.py",  # the reader of finetune.md writes it
     "configure_pretraining.py",  # of google-research/electra
+    "ordinal.py",  # the reader of extending.md writes it
     "page.md",  # of the folder of a study
     "table.md",
 }

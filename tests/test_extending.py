@@ -1,5 +1,7 @@
 """The examples of docs/extending.md run, and what they build works in a training step."""
 
+import json
+import random
 import re
 from pathlib import Path
 
@@ -45,8 +47,9 @@ def make_pair():
 
 
 def test_every_example_is_run():
-    assert EXAMPLES.keys() == {"encoder", "optimizer", "objective"}
-    assert PAGE.read_text().count("```python") == len(EXAMPLES)
+    assert EXAMPLES.keys() == {"encoder", "optimizer", "objective", "task"}
+    excerpts = PAGE.read_text().count("```python\n# src/electra/")
+    assert PAGE.read_text().count("```python") == len(EXAMPLES) + excerpts
 
 
 def test_the_encoder():
@@ -87,3 +90,56 @@ def test_the_objective():
     extra = bce[output.replaced].sum().item() / output.loss_mask.sum().item()
     assert losses[weighted] == pytest.approx(losses[ReplacedTokenDetection] + extra, rel=1e-5)
     assert extra > 0
+
+
+@pytest.fixture
+def _with_ordinal(monkeypatch):
+    """The example, registered for one test."""
+    from electra.finetune import kinds
+    from electra.tasks import load
+
+    for table in (kinds.KINDS, load.USER_TASKS):
+        monkeypatch.setitem(table, "ordinal", None)
+    run("task")
+
+
+@pytest.mark.usefixtures("_with_ordinal")
+def test_the_task(model_folder, electra, tmp_path):
+    """`electra finetune` learns to count 'old' with it, and `electra predict` knows it."""
+    rng = random.Random(0)
+    for split, count in (("train", 400), ("dev", 60)):
+        stars = [rng.randrange(4) for _ in range(count)]
+        texts = [" ".join(["old"] * n + ["river"] * (3 - n)) for n in stars]
+        rows = [f"{text},{10 * n}" for text, n in zip(texts, stars, strict=True)]
+        (tmp_path / f"{split}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    settings = ("lr=3e-3", "layer_decay=1", "epochs=6", "pool=max", "device=cpu")
+    out = tmp_path / "tuned"
+    where = ("--data", tmp_path, "--out", out)
+    code, shown, problems = electra(
+        "finetune", model_folder, "ordinal", *where, *settings, "--seeds", "1", "--json"
+    )
+    assert code == 0, problems
+    result = json.loads(shown)
+    assert result["accuracy"] > 0.6
+    assert 0 <= result["mae"] < 0.5
+    assert not result["failed"]
+    (tmp_path / "new.txt").write_text("old old old\nriver river river\n")
+    code, shown, problems = electra("predict", out, tmp_path / "new.txt")
+    assert code == 0, problems
+    assert [json.loads(line)["label"] for line in shown.splitlines()] == ["30", "0"]
+
+
+@pytest.mark.usefixtures("_with_ordinal")
+def test_the_loss_of_the_task_is_that_of_independent_thresholds():
+    from electra.finetune.kinds import make_kind
+    from electra.finetune.rows import RowBatch
+    from electra.hub.heads import TaskCard
+
+    kind = make_kind(TaskCard(name="stars", kind="ordinal", labels=["1", "2", "3"]))
+    logits = torch.tensor([[0.5, -1.0], [2.0, 0.3]])
+    mask = torch.ones(2, 1, dtype=torch.bool)
+    batch = RowBatch(mask, mask, mask, torch.tensor([1, 2]))
+    found = kind.loss(lambda hidden, attention_mask: hidden, logits, batch, None)
+    p = logits.sigmoid()
+    wanted = -(p[0, 0].log() + (1 - p[0, 1]).log() + p[1, 0].log() + p[1, 1].log())
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-6)

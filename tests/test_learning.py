@@ -89,7 +89,8 @@ def test_a_learning_generator_teaches_more_than_a_frozen_one(metrics):
 def test_the_control_is_frozen_indeed(runs, data_folder):
     """Its generator's weights are those of the start."""
     from electra.text.tokenizer import load_vocabulary
-    from electra.train.pretrain import build_objective, read_run_config
+    from electra.train.pretrain import build_objective
+    from electra.train.run_config import read_run_config
 
     config, control = restore_run(runs / "control")
     torch.manual_seed(config.train.seed)

@@ -1,7 +1,7 @@
 """Use a trained model from Python: `electra.load(path)`."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -24,13 +24,19 @@ from electra.hub.inference import DetectedToken, Loaded, PredictedToken, load_ne
 from electra.model_paths import Network, find_model, find_network
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Encoder
-from electra.tasks.examples import Example, Question, Sentence, Tagged
+from electra.tasks.examples import Choice, Example, Question, Sentence, Tagged
 
 Texts = list[str] | tuple[str, ...]
 Pooling = Literal["mean", "cls"]
 Array = npt.NDArray[np.float32]
 Record = dict[str, Any]
-METHODS = {"classify": "classify", "regress": "classify", "tag": "tag", "qa": "answer"}
+METHODS = {
+    "classify": "classify",
+    "regress": "classify",
+    "choice": "choose",
+    "tag": "tag",
+    "qa": "answer",
+}
 """The method of `Model` for each kind of fine-tuned model."""
 
 
@@ -183,11 +189,25 @@ class Model:
         """Return the pseudo-log-likelihood of each text; needs an Electric model."""
         return inference.score(self._discriminator, _as_list(texts))
 
-    def classify(self, texts: Sequence[str | tuple[str, str]]) -> list[Record]:
-        """Return a label with its probabilities, or a value, for each text or pair of texts."""
+    @overload
+    def classify(self, texts: str) -> Record: ...
+    @overload
+    def classify(self, texts: list[str] | list[tuple[str, str]]) -> list[Record]: ...
+    @overload
+    def classify(self, texts: tuple[Any, ...]) -> Record | list[Record]: ...
+    def classify(
+        self, texts: str | list[str] | list[tuple[str, str]] | tuple[Any, ...]
+    ) -> Record | list[Record]:
+        """Return a label with its probabilities, or a value, for each text or pair of texts.
+
+        A single text gives one record, and so does a tuple of two texts if the model reads pairs.
+        """
         examples = []
         pairs = self._check_kind("classify").reads_pairs
-        for number, text in enumerate(_as_list(texts), 1):
+        single = isinstance(texts, str) or (
+            pairs and isinstance(texts, tuple) and _are_texts(texts, 2)
+        )
+        for number, text in enumerate([texts] if single else _as_list(texts), 1):
             parts: Any = (text,) if isinstance(text, str) else text
             if not _are_texts(parts, 1 + pairs):
                 wanted = "pairs (text, text)" if pairs else "single texts"
@@ -196,7 +216,18 @@ class Model:
                 inference.check_text(part)
             second = parts[1] if pairs else None
             examples.append(Sentence(id=str(number), text=parts[0], pair=second))
-        return self._predict(examples)
+        records = self._predict(examples)
+        return records[0] if single else records
+
+    def choose(self, text: str, options: Sequence[str]) -> Record:
+        """Return the index of the option that fits a text, with the probability of each."""
+        self._check_kind("choose")
+        for part in (text, *_as_list(options)):
+            inference.check_text(part)
+        if isinstance(options, str) or len(options) < 2:
+            raise UserError("choose() needs a list of two or more options.")
+        (record,) = self._predict([Choice(id="1", text=text, options=tuple(options))])
+        return record
 
     def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
         """Return a tag for each word of each sentence; a sentence is a list of words."""
@@ -218,7 +249,10 @@ class Model:
         return record
 
     def _predict(self, examples: Sequence[Example]) -> list[Record]:
-        records = self._predictor.predict(examples, warn=lambda m: warnings.warn(m, stacklevel=2))
+        messages: list[str] = []
+        records = list(self._predictor.predict(examples, warn=messages.append))
+        for message in messages:
+            warnings.warn(message, stacklevel=3)  # the line that called the method
         return [{k: v for k, v in record.items() if k != "id"} for record in records]
 
     def _check_kind(self, method: str) -> Predictor:
@@ -256,4 +290,8 @@ def _are_texts(parts: Any, count: int) -> bool:
 
 
 def _as_list(texts: Any) -> list[Any]:
-    return [texts] if isinstance(texts, str) else list(texts)
+    if isinstance(texts, str):
+        return [texts]
+    if not isinstance(texts, Iterable):
+        raise UserError(f"Give a text or a list of texts, not {type(texts).__name__}.")
+    return list(texts)

@@ -39,7 +39,7 @@ from electra.optim.schedule import learning_rate
 from electra.recipes import recipe
 from electra.text.tokenizer import load_tokenizer, special_names, vocabulary
 from electra.train.checkpoint import read_state, restore
-from electra.train.pretrain import read_run_config
+from electra.train.run_config import read_run_config
 
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, Split] = ("train", "eval")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from electra.bench import estimate as module
-from electra.bench.estimate import estimate_run, total_steps
+from electra.bench.estimate import estimate_run, format_duration, total_steps
 from electra.config import override
 from electra.errors import UserError
 from electra.train.pretrain import flops_per_row, resolve_data
@@ -17,6 +17,7 @@ def test_the_measured_run_validates_and_saves(tiny, console):
         tiny, ["train.budget=1000steps", "train.validate_every=5", "train.checkpoint_every=10"]
     )
     found = estimate_run(config, "2s", console)
+    assert "The model is in" not in console.file.getvalue()  # it is deleted
     assert found.steps > 10
     assert 2 <= found.seconds < 20
     assert found.validations == (found.steps - 1) // 5
@@ -25,6 +26,21 @@ def test_the_measured_run_validates_and_saves(tiny, console):
     assert found.total_seconds == pytest.approx(1000 * found.seconds / found.steps)
     tokens = found.steps * config.data.batch_size * config.data.seq_length
     assert found.tokens_per_second == pytest.approx(tokens / found.seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (185, "3 min"),
+        (3599, "1 h 0 min"),
+        (4080, "1 h 8 min"),
+    ],
+)
+def test_durations(seconds, text):
+    assert format_duration(seconds) == text
 
 
 def test_the_total_steps_of_a_budget(tiny):
@@ -51,7 +67,7 @@ def test_flops_are_those_of_the_datas_vocabulary(tiny, console):
 def test_what_comes_after_the_last_step_is_not_in_between(tiny, console, monkeypatch):
     state = SimpleNamespace(step=20, seconds=4.0, tokens=100)
     validated = [{"kind": "held_out", "step": step} for step in (5, 10, 15, 20)]
-    monkeypatch.setattr(module, "start", lambda *_: 0)
+    monkeypatch.setattr(module, "start", lambda *_, **__: 0)
     monkeypatch.setattr(module, "checkpoints", lambda _: ["last"])
     monkeypatch.setattr(module, "read_state", lambda _: state)
     monkeypatch.setattr(

@@ -8,7 +8,7 @@ import pytest
 from electra.hub.folders import read_config
 from electra.recipes.continued import continued, from_sizes, settings_given
 from electra.train import checkpoint
-from electra.train.pretrain import read_run_config
+from electra.train.run_config import read_run_config
 
 QUICK = ("train.device=cpu", "train.report_every=5", "train.validate_rows=16")
 TINY = (

@@ -23,7 +23,7 @@ from electra.studies.run import find_reusable, plan_runs, read_other_results, up
 from electra.studies.score import score_settings
 from electra.studies.study import SCALES, row_costs
 from electra.train import pretrain
-from electra.train.pretrain import read_run_config
+from electra.train.run_config import read_run_config
 from electra.train.settings import PretrainConfig
 from electra.train.step import Step
 

@@ -1,7 +1,6 @@
 """A small invented language, tokenizers trained on it, and helpers around `prepare`."""
 
 import os
-import random
 import subprocess
 import sys
 import threading
@@ -21,49 +20,12 @@ from electra.text.tokenizer import train_tokenizer
 
 CHUNK = 20_000  # bytes of text per shard: several shards from little text
 
-SYLLABLES = [
-    "ka",
-    "ri",
-    "to",
-    "men",
-    "sul",
-    "va",
-    "pe",
-    "no",
-    "shi",
-    "dra",
-    "lu",
-    "bex",
-    "öm",
-    "té",
-]
-
-
-def invented_text(documents: int, seed: int = 0, lines: int = 6, words: int = 12) -> str:
-    """Return documents of invented words, separated by blank lines."""
-    dice = random.Random(seed)
-    lexicon = ["".join(dice.choices(SYLLABLES, k=dice.randint(1, 4))) for _ in range(400)]
-
-    def line() -> str:
-        some = dice.choices(lexicon, k=dice.randint(1, 2 * words))
-        return " ".join(some).capitalize() + dice.choice(".!?")
-
-    return "\n\n".join(
-        "\n".join(line() for _ in range(dice.randint(1, 2 * lines))) for _ in range(documents)
-    )
-
 
 @pytest.fixture(scope="session")
-def make_text() -> Callable[..., str]:
-    """The function that invents text."""
-    return invented_text
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(make_text, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A text file of 200 documents."""
     path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
-    path.write_text(invented_text(200) + "\n", encoding="utf-8")
+    path.write_text(make_text(200) + "\n", encoding="utf-8")
     return path
 
 

@@ -1,5 +1,6 @@
 """A training step without a run."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -26,3 +27,9 @@ def make_step():
         return step, rows.split(config.data.batch_size)
 
     return build
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A finished run that may be edited."""
+    return shutil.copytree(finished, tmp_path / "my run")

@@ -18,7 +18,8 @@ from electra.text.shards import Shards
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
 from electra.train import checkpoint
 from electra.train.checkpoint import TrainState
-from electra.train.pretrain import build_objective, read_run_config, resume, start
+from electra.train.pretrain import build_objective, resume, start
+from electra.train.run_config import read_run_config
 
 SOURCE = Path(checkpoint.__file__).parents[1]
 

@@ -22,14 +22,8 @@ from electra.text.tokenizer import load_tokenizer, load_vocabulary, save_tokeniz
 from electra.train import checkpoint
 from electra.train.init_from import InitFromConfig, describe_init, load_init_, resolve_init
 from electra.train.metrics_log import read_metrics
-from electra.train.pretrain import (
-    budget_steps,
-    build_objective,
-    read_run_config,
-    resume,
-    row_workloads,
-    start,
-)
+from electra.train.pretrain import budget_steps, build_objective, resume, row_workloads, start
+from electra.train.run_config import read_run_config
 
 
 @pytest.fixture(scope="module")

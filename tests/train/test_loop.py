@@ -20,6 +20,7 @@ from electra.train.data import open_data, rows_at
 from electra.train.evaluate import evaluate
 from electra.train.metrics_log import read_metrics
 from electra.train.pretrain import build_run, start
+from electra.train.run_config import read_run_config
 from electra.train.step import Step
 
 CURVE = Path(__file__).with_name("curve.json")
@@ -437,7 +438,7 @@ def test_speed_and_peak_share_are_arithmetic(tiny, with_train, tmp_path, console
 
     monkeypatch.setattr(loop, "time", Clock)
     start(with_train(tiny, budget="4steps", report_every=2), tmp_path / "run", console)
-    config = pretrain.read_run_config(tmp_path / "run")
+    config = read_run_config(tmp_path / "run")
     slots = max_masked(32, 0.15, "round")
     flops = row_flops(workloads_of("rtd", config.model, config.generator, 32, slots), 32)
     for line in metrics_of(tmp_path / "run"):

@@ -18,23 +18,17 @@ from electra.config import override
 from electra.errors import UserError
 from electra.hub.folders import load_discriminator
 from electra.model_paths import resolve_model
-from electra.models.electra import GeneratorConfig
-from electra.models.encoder import EncoderConfig
 from electra.objectives.batch import unpack
 from electra.objectives.two_stage import TwoStage
-from electra.optim.adam import OptimConfig
 from electra.text.shards import Shards
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
 from electra.train import checkpoint, loop, pretrain
-from electra.train.data import DataConfig
 from electra.train.evaluate import evaluate, restore_run
 from electra.train.health import HealthCheck
-from electra.train.loop import LoopConfig
 from electra.train.metrics_log import read_metrics
 from electra.train.pretrain import resume, start
 from electra.train.progress_view import ProgressView, format_metric, metrics_present
 from electra.train.report import write_report
-from electra.train.settings import PretrainConfig
 from electra.train.validation import token_counts
 
 STAGES = ("objective.kind=two-stage", "generator.tie=none")
@@ -72,25 +66,14 @@ class Ran:
         return checkpoint.checkpoints(self.out)[-1]
 
 
-def configured(data_folder: Path, *settings: str) -> PretrainConfig:
-    """A recipe that takes milliseconds a step, with these settings."""
-    tiny = PretrainConfig(
-        name="tiny",
-        model=EncoderConfig(layers=2, hidden=32, embedding=16, max_positions=64),
-        generator=GeneratorConfig(width=0.5),
-        optim=OptimConfig(lr=2e-3, warmup=0.1),
-        data=DataConfig(folder=str(data_folder), seq_length=32, batch_size=8),
-        train=LoopConfig(
-            budget="12steps",
-            device="cpu",
-            report_every=3,
-            validate_every=3,
-            validate_rows=16,
-            checkpoint_every=6,
-            keep_last=9,
-        ),
-    )
-    return override(tiny, settings)
+OFTEN = (
+    "train.budget=12steps",
+    "train.report_every=3",
+    "train.validate_every=3",
+    "train.checkpoint_every=6",
+    "train.keep_last=9",
+)
+"""A short run that reports, validates and saves often."""
 
 
 @pytest.fixture(autouse=True)
@@ -100,21 +83,21 @@ def _no_yardstick(monkeypatch):
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def ran(request, data_folder, tmp_path_factory) -> Ran:
+def ran(request, tiny, tmp_path_factory) -> Ran:
     """Twelve steps, with a checkpoint in the middle; to be read only."""
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("ran") / "run"
     console = Console(file=io.StringIO(), width=200)
-    assert start(configured(data_folder, *VARIANTS[request.param]), out, console) == 0
+    assert start(override(tiny, [*OFTEN, *VARIANTS[request.param]]), out, console) == 0
     return Ran(request.param, out)
 
 
 @pytest.fixture
-def run_with(data_folder, tmp_path, console):
+def run_with(tiny, tmp_path, console):
     """A run with other settings, in a folder of that name."""
 
     def ran(name: str, *settings: str) -> Path:
-        assert start(configured(data_folder, *settings), tmp_path / name, console) == 0
+        assert start(override(tiny, [*OFTEN, *settings]), tmp_path / name, console) == 0
         return tmp_path / name
 
     return ran

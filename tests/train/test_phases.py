@@ -25,6 +25,7 @@ from electra.train.metrics_log import read_metrics
 from electra.train.phases import Phase, build_phases, extend_positions_, phase_at
 from electra.train.pretrain import build_run, flops_per_row, phase_steps, resume, start
 from electra.train.report import write_report
+from electra.train.run_config import read_run_config
 from electra.train.settings import PretrainConfig
 from electra.train.step import Step
 
@@ -136,7 +137,7 @@ def test_the_rows_the_tokens_and_the_flops(
     out = tmp_path / "run"
     config = with_train(staged, budget=budget, checkpoint_every=1000)
     assert start(config, out, console) == 0
-    config = pretrain.read_run_config(out)
+    config = read_run_config(out)
     state = checkpoint.read_state(checkpoint.checkpoints(out)[-1])
     counts = {n: sum(len(r) for r in rows_seen if r.shape[1] == n + 2) for n in (16, 32)}
     assert [len(r) for r in rows_seen] == [8] * (counts[16] // 8) + [4] * (counts[32] // 4)

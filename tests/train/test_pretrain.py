@@ -13,7 +13,8 @@ from electra.studies.study import row_costs
 from electra.text.prepare import prepare
 from electra.text.shards import Shards
 from electra.text.tokenizer import load_vocabulary, save_tokenizer
-from electra.train.pretrain import build_objective, flops_per_row, read_run_config, start
+from electra.train.pretrain import build_objective, flops_per_row, start
+from electra.train.run_config import read_run_config
 
 
 @pytest.fixture

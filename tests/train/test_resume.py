@@ -1,14 +1,12 @@
 """A run that is killed and resumed ends with the very weights of a run that was not."""
 
 import os
-import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +19,8 @@ from electra.errors import UserError
 from electra.run_dir import GracefulStop
 from electra.train import checkpoint
 from electra.train.metrics_log import read_metrics
-from electra.train.pretrain import build_objective, read_run_config, resume, start
+from electra.train.pretrain import build_objective, resume, start
+from electra.train.run_config import read_run_config
 from electra.train.settings import MAY_CHANGE_ON_RESUME, PretrainConfig
 from electra.train.step import Step
 
@@ -158,49 +157,28 @@ def test_only_a_hangup_may_be_ignored(number, seen):
         signal.signal(number, before)
 
 
-@pytest.fixture
-def copied(finished, tmp_path):
-    """A finished run that may be edited."""
-    return shutil.copytree(finished, tmp_path / "my run")
+def test_a_resume_is_an_event(tiny, with_train, tmp_path, console, monkeypatch):
+    out = tmp_path / "run"
+    step = Step.__call__
 
+    def stop(self, *arguments):
+        if len(taken) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        taken.append(1)
+        return step(self, *arguments)
 
-def edit(out: Path, old: str, new: str) -> None:
-    file = out / "config.yaml"
-    text = file.read_text(encoding="utf-8")
-    assert old in text
-    file.write_text(text.replace(old, new), encoding="utf-8")
-
-
-def test_an_edited_setting_is_refused(copied, console):
-    edit(copied, "lr: 0.002", "lr: 0.1")
-    with pytest.raises(UserError, match=r"has optim\.lr=0\.1, but .*trained with optim\.lr=0\.002"):
-        resume(copied, console)
-
-
-def test_a_configuration_that_was_cut_off_is_refused(copied, console, bash):
-    """Defaults would take the place of what is missing: a budget of a million steps."""
-    file = copied / "config.yaml"
-    whole = file.read_text(encoding="utf-8")
-    file.write_text(whole[: whole.index("\ntrain:")], encoding="utf-8")
-    with pytest.raises(UserError, match=r"train\.budget=1000000steps.*20steps") as refusal:
-        resume(copied, console)
-    bash(re.search(r"Restore it with '(cp .*)';", str(refusal.value))[1])  # the advice works
-    assert resume(copied, console) == 0
-    shutil.rmtree(copied / "checkpoints")
-    file.write_text(whole[: whole.index("\ntrain:")], encoding="utf-8")
-    with pytest.raises(UserError, match="is damaged: it has no 'train'"):
-        resume(copied, console)
-
-
-def test_settings_that_do_not_change_the_result_may_change(copied, console):
-    changes = ["train.grad_accumulation=2", "train.report_every=7", "train.keep_best=false"]
-    assert resume(copied, console, changes=changes) == 0
-    found = read_run_config(copied).train
-    assert (found.grad_accumulation, found.report_every, found.keep_best) == (2, 7, False)
-    assert resume(copied, console) == 0  # the saved configuration is accepted later
-    with pytest.raises(UserError, match=r"started with train\.precision=auto, not bf16"):
-        resume(copied, console, changes=["train.precision=bf16"])
-    assert read_run_config(copied).train == found
+    taken: list[int] = []
+    monkeypatch.setattr(Step, "__call__", stop)
+    assert start(with_train(tiny, budget="5steps"), out, console) == 128 + signal.SIGTERM
+    assert resume(out, console, changes=["train.grad_accumulation=2"]) == 0
+    events = [line for line in read_metrics(out) if line["kind"] == "event"]
+    begun, resumed = events
+    how = {"device": "cpu", "kernels": begun["kernels"]}
+    assert begun.items() >= {"message": "started", "grad_accumulation": 1, **how}.items()
+    wanted = {"kind": "event", "message": "resumed", "grad_accumulation": 2, **how}
+    assert resumed == {**wanted, "step": 3}
+    assert resume(out, console) == 0  # nothing is left to do
+    assert [line for line in read_metrics(out) if line["kind"] == "event"] == events
 
 
 def test_every_setting_that_may_change_exists():
@@ -209,41 +187,12 @@ def test_every_setting_that_may_change_exists():
     assert not MAY_CHANGE_ON_RESUME & {"train.budget", "train.seed", "train.precision", "optim.lr"}
 
 
-def test_the_recipe_does_not_undo_what_was_changed(copied, tiny, console):
-    """A job that always gives the same line goes on with what an earlier resume changed."""
-    assert resume(copied, console, changes=["train.keep_last=2"]) == 0
-    assert resume(copied, console, base=tiny) == 0
-    assert read_run_config(copied).train.keep_last == 2
-
-
 def test_a_new_logger_on_resume(electra, copied):
     pytest.importorskip("tensorboard")
     code, _, err = electra("pretrain", "--resume", "--out", copied, "train.logger=tensorboard")
     assert (code, err) == (0, "")
     assert list((copied / "tensorboard").iterdir())
     assert read_run_config(copied).train.logger == "tensorboard"
-
-
-def test_a_run_with_old_names_is_resumed_with_one_warning(copied, console):
-    """As an earlier version wrote them, in the run and in its checkpoints."""
-    back = {new: old for old, new in PretrainConfig.RENAMED_KEYS.items()}
-    for file in copied.rglob("config.yaml"):
-        text = file.read_text(encoding="utf-8")
-        for new, old in back.items():
-            new, old = new.partition(".")[2], old.partition(".")[2]
-            text = re.sub(rf"^  {new}:", f"  {old}:", text, flags=re.M)
-        text = text.replace("kernels: auto", "kernels: true")
-        assert "  length: 32" in text
-        file.write_text(text, encoding="utf-8")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert resume(copied, console) == 0
-    (warning,) = [w for w in caught if w.category is FutureWarning]
-    assert "'model.positions' is now 'model.max_positions'" in str(warning.message)
-    assert len(str(warning.message)) < 200
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        read_run_config(copied)  # saved with today's names
 
 
 @pytest.mark.parametrize("command", ["start", "resume"])

@@ -38,7 +38,7 @@ def estimate_run(config: PretrainConfig, duration: str, console: Console) -> Est
     total = total_steps(config)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        if start(override(config, [f"train.budget={duration}"]), out, console):
+        if start(override(config, [f"train.budget={duration}"]), out, console, temporary=True):
             raise UserError("The run was stopped before it was measured.")
         state = read_state(checkpoints(out)[-1])
         validated = [line["step"] for line in read_metrics(out) if line["kind"] == "held_out"]
@@ -52,6 +52,14 @@ def estimate_run(config: PretrainConfig, duration: str, console: Console) -> Est
         total_steps=total,
         total_seconds=total * state.seconds / state.step,
     )
+
+
+def format_duration(seconds: float) -> str:
+    """1 h 8 min, 3 min or 40 s."""
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min"
 
 
 def total_steps(config: PretrainConfig) -> int:

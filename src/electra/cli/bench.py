@@ -91,7 +91,7 @@ def estimate(
     import json
     from dataclasses import asdict
 
-    from electra.bench.estimate import estimate_run
+    from electra.bench.estimate import estimate_run, format_duration
     from electra.config import override
     from electra.recipes import recipe
 
@@ -101,11 +101,10 @@ def estimate(
     if as_json:
         typer.echo(json.dumps(asdict(found)))
         return
-    hours, minutes = divmod(round(found.total_seconds / 60), 60)
     console.print(
         f"{found.steps:,} steps in {found.seconds:.0f} s, with {found.validations} validations and "
         f"{found.checkpoints} checkpoints: {found.tokens_per_second:,.0f} tokens/s. "
-        f"{found.total_steps:,} steps would take {hours} h {minutes} min.",
+        f"{found.total_steps:,} steps would take {format_duration(found.total_seconds)}.",
         highlight=False,
         soft_wrap=True,
     )

@@ -121,6 +121,7 @@ def pretrain(
     from electra.finetune.score_checkpoints import make_scorer
     from electra.recipes import recipe
     from electra.recipes.continued import check_origin, continued, settings_given
+    from electra.train.checkpoint import checkpoints
     from electra.train.pretrain import resume as resume_run
     from electra.train.pretrain import start
 
@@ -134,7 +135,7 @@ def pretrain(
     named = [f"{key}={value}" for key, value in options.items() if value is not None]
     changes = [*(settings or []), *named]
     scorer = partial(make_scorer, warn=warn)
-    if resume and (out / "config.yaml").is_file():
+    if resume and ((out / "config.yaml").is_file() or checkpoints(out)):
         base = recipe(name) if name else None
         check_origin(out, init_from)
         code = resume_run(out, console, data, base=base, changes=changes, make_scorer=scorer)

@@ -39,8 +39,9 @@ from electra.text.tokenizer import (
 )
 from electra.train import checkpoint
 from electra.train.evaluate import restore_run
-from electra.train.pretrain import read_run_config, start
+from electra.train.pretrain import start
 from electra.train.report import write_report
+from electra.train.run_config import read_run_config
 
 RESULTS = "demo.json"
 VOCAB_SIZE, SEQ_LENGTH, NUM_SEEDS = 2048, 64, 3
@@ -151,11 +152,11 @@ def print_detections(console: Console, run: Path, sentences: list[Sentence]) -> 
         ids = tokenizer.encode(sentence.text, add_special_tokens=False).ids[: SEQ_LENGTH - 2]
         row = [vocab.cls, *ids, vocab.sep]
         stored = torch.tensor([[*row, len(row), len(row)]])
-        outcome = objective(*objective.mask_batch(stored))
+        output = objective(*objective.mask_batch(stored))
         inner = slice(1, len(row) - 1)
-        tokens = [tokenizer.id_to_token(i) or "" for i in outcome.corrupted[0].tolist()][inner]
-        replaced = outcome.replaced[0].tolist()[inner]
-        probabilities = outcome.logits[0].sigmoid().tolist()[inner]
+        tokens = [tokenizer.id_to_token(i) or "" for i in output.corrupted[0].tolist()][inner]
+        replaced = output.replaced[0].tolist()[inner]
+        probabilities = output.logits[0].sigmoid().tolist()[inner]
         console.print()
         console.print(Text("original  ", style="dim").append(sentence.text, style="default"))
         console.print(Text("corrupted", style="dim").append_text(mark_replaced(tokens, replaced)))

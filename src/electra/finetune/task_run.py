@@ -79,14 +79,11 @@ class TaskRun:
     ) -> "TaskRun":
         """Tokenize all splits and check that there is something to train on."""
         kind = make_kind(make_card(task, config))
+        kit = pretrained.tokenizer, pretrained.vocab
         features = {
-            split: kind.featurize(
-                examples,
-                pretrained.tokenizer,
-                pretrained.vocab,
-                training=split == "train",
-                swap=split == "train" and task.swap,
-            )
+            split: kind.featurize_train(task, *kit)
+            if split == "train"
+            else kind.featurize(examples, *kit)
             for split, examples in task.splits.items()
         }
         features["train"], scale = kind.normalize_targets(features["train"])

@@ -99,8 +99,10 @@ def load_network(load: Callable[[Path], N], folder: Path, device: torch.device) 
     )
 
 
-def check_text(text: str) -> None:
-    """Refuse text with lone surrogates, which the tokenizer cannot read."""
+def check_text(text: object) -> None:
+    """Refuse what is no text, and lone surrogates, which the tokenizer cannot read."""
+    if not isinstance(text, str):
+        raise UserError(f"A text must be a string, not {type(text).__name__}.")
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -182,6 +184,8 @@ def fill(
     if top < 1:
         raise UserError(f"top={top}: ask for at least one token.")
     mask_token = str(model.tokenizer.id_to_token(model.vocab.mask))
+    for text in texts:
+        check_text(text)
     encodings = model.tokenize([text.replace("[MASK]", mask_token) for text in texts])
     rows, positions, owners = [], [], []
     for number, encoding in enumerate(encodings):

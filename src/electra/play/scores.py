@@ -74,8 +74,9 @@ def apply_task(choice: Choice, text: str, second: str = "") -> dict[str, Any]:
     """Apply a fine-tuned model to one example; returns its record."""
     text = check_text(text)
     if choice.task in ("classify", "regress"):
-        example = (text, check_text(second)) if second_text(choice) else text
-        return choice.model.classify([example])[0]
+        if second_text(choice):
+            return choice.model.classify([(text, check_text(second))])[0]
+        return choice.model.classify(text)
     if choice.task == "tag":
         words = text.split()
         return {"words": words, "tags": choice.model.tag([words])[0]}

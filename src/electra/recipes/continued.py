@@ -14,7 +14,7 @@ from electra.recipes import recipe
 from electra.recipes.paper import base, large, small
 from electra.text.shards import Shards
 from electra.train.init_from import InitFromConfig, find_trained_model
-from electra.train.pretrain import read_run_config
+from electra.train.run_config import read_run_config
 from electra.train.scoring import ScoreOnConfig
 from electra.train.settings import PretrainConfig
 

@@ -22,10 +22,11 @@ from electra.studies.report import write_report
 from electra.studies.score import Scorer, score_settings
 from electra.studies.study import Arm, Study, arm_config, row_costs
 from electra.text.shards import Shards
-from electra.train import checkpoint, pretrain
+from electra.train import checkpoint, pretrain, run_config
 from electra.train.budget import parse_budget
 from electra.train.data import open_data
-from electra.train.pretrain import flops_per_row, read_run_config
+from electra.train.pretrain import flops_per_row
+from electra.train.run_config import read_run_config
 from electra.train.settings import PretrainConfig
 
 RUNS, OLD_RUNS = "runs", "cells"
@@ -226,7 +227,7 @@ def check_run(run: StudyRun, shards: Shards) -> None:
     if not (run.folder / "config.yaml").is_file():
         return
     try:
-        pretrain.check_same(read_run_config(run.folder), run.config)
+        run_config.check_same(read_run_config(run.folder), run.config)
     except UserError as error:
         raise UserError(f"{run.folder} belongs to another study. {error}") from None
     saved = checkpoint.checkpoints(run.folder)

@@ -1,6 +1,8 @@
 """Load a task by name: GLUE, SQuAD, CoNLL, or a kind of task for your own files."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from electra.errors import UserError, nearest
@@ -13,8 +15,6 @@ from electra.tasks.user_files import load_user_task
 
 SQUAD = ("squad1", "squad2")
 CONLL = ("conll2000", "conll2003")
-USER_TASKS = ("classify", "regress", "pair", "choice", "tag", "qa")
-TASKS = (*GLUE, *SQUAD, *CONLL, *USER_TASKS)
 
 
 def load_task(
@@ -27,23 +27,41 @@ def load_task(
 ) -> Task:
     """Load a task; `text`, `pair` and `label` are columns of your own files."""
     typed, name = name, normalize_name(name)  # accepts CoLA and STS-B
-    if name not in TASKS:
-        raise UserError(f"There is no task '{typed}': {nearest(name, list(TASKS))}")
+    if name in USER_TASKS:
+        return USER_TASKS[name](data, text=text, pair=pair, label=label)
+    if name not in (*GLUE, *SQUAD, *CONLL):
+        known = [*GLUE, *SQUAD, *CONLL, *USER_TASKS]
+        raise UserError(f"There is no task '{typed}': {nearest(name, known)}")
     options = {"--text": text, "--pair": pair, "--label": label}
-    given = [option for option, value in options.items() if value is not None]
-    if given and name not in USER_TASKS:
+    if given := [option for option, value in options.items() if value is not None]:
         raise UserError(f"{given[0]} is for your own files: leave it out for {name}.")
     if name in GLUE:
         return load_glue(name, data)
-    if name in SQUAD:
-        return load_squad(name, data)
-    if name == "tag" and pair is not None:
+    return load_squad(name, data) if name in SQUAD else load_tags(name, data)
+
+
+def load_user_tags(data: Path, *, text: str | None, pair: str | None, label: str | None) -> Task:
+    """Load words with tags from your own file."""
+    if pair is not None:
         raise UserError("--pair names a second text, which the task tag does not have: omit it.")
-    if name == "tag" or name in CONLL:
-        return load_tags(name, data, text=text, label=label)
-    if name == "qa":
-        named = {"question": text, "context": pair, "answer": label}
-        columns = {key: value for key, value in named.items() if value is not None}
-        task = load_squad(name, data, columns=Columns(**columns))
-        return replace(task, columns=columns)
-    return load_user_task(name, data, text=text, pair=pair, label=label)  # type: ignore[arg-type]
+    return load_tags("tag", data, text=text, label=label)
+
+
+def load_user_questions(
+    data: Path, *, text: str | None, pair: str | None, label: str | None
+) -> Task:
+    """Load questions from your own file."""
+    named = {"question": text, "context": pair, "answer": label}
+    columns = {key: value for key, value in named.items() if value is not None}
+    return replace(load_squad("qa", data, columns=Columns(**columns)), columns=columns)
+
+
+USER_TASKS: dict[str, Callable[..., Task]] = {
+    "classify": partial(load_user_task, "classify"),
+    "regress": partial(load_user_task, "regress"),
+    "pair": partial(load_user_task, "pair"),
+    "choice": partial(load_user_task, "choice"),
+    "tag": load_user_tags,
+    "qa": load_user_questions,
+}
+"""What loads your own files, by the name of the task: called with the path and the columns."""

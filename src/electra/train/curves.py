@@ -25,7 +25,7 @@ PANELS: tuple[Panel, ...] = (
     (
         "Generator on held-out text",
         (
-            ("held_out", "generator_accuracy", "best guess right"),
+            ("held_out", "generator_accuracy", "top prediction right"),
             ("held_out", "generator_sampled_accuracy", "sample right"),
         ),
     ),

@@ -62,8 +62,9 @@ def run_diagnostics(
                 if isinstance(network, Discriminator):
                     ids = corrupted.to(device)
                     scores = network(ids, batch.segments, batch.doc_ids).float()
-                    real = batch.attention_mask
-                    detections.append((scores[real], (ids != batch.ids)[real]))
+                    attention_mask = batch.attention_mask
+                    is_replaced = (ids != batch.ids)[attention_mask]
+                    detections.append((scores[attention_mask], is_replaced))
                 states = network.encoder(ids, batch.segments, batch.doc_ids)
             cosines[name].append(mean_cosine(states.float(), batch))
     metrics = {f"{name}_state_cosine": torch.cat(c).mean().item() for name, c in cosines.items()}
@@ -92,7 +93,7 @@ def local_attention(encoder: Encoder, batch: Batch) -> Tensor:
     The mean over tokens, heads and layers. The plain modules run: fused ones keep no probabilities.
     """
     shares: list[Tensor] = []
-    real = batch.attention_mask[:, None]  # (batch, 1, length)
+    attention_mask = batch.attention_mask[:, None]  # (batch, 1, length)
 
     def measure(_: nn.Module, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None]) -> None:
         q, k, _v, mask = inputs
@@ -100,7 +101,8 @@ def local_attention(encoder: Encoder, batch: Batch) -> Tensor:
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
         near = scores.softmax(-1).triu(-1).tril(1).sum(-1)
-        shares.append((near * real).sum() / (real.sum() * q.shape[1]))
+        total = attention_mask.sum() * q.shape[1]
+        shares.append((near * attention_mask).sum() / total)
 
     hooks = [
         module.register_forward_pre_hook(measure)
@@ -118,11 +120,11 @@ def local_attention(encoder: Encoder, batch: Batch) -> Tensor:
 def fixed_corruption(rows: Tensor, maskable: Tensor) -> Tensor:
     """Return the ids of `rows` with random tokens of the text in some places, always the same."""
     ids, total = rows[:, :-2].long(), rows[:, -1:]
-    real = (torch.arange(ids.shape[1]) < total) & maskable[ids]
-    if not real.any():
+    candidates = (torch.arange(ids.shape[1]) < total) & maskable[ids]
+    if not candidates.any():
         return ids
     generator = torch.Generator().manual_seed(0)  # on the CPU: the same on every device
-    tokens = ids[real]
+    tokens = ids[candidates]
     sampled = tokens[torch.randint(len(tokens), ids.shape, generator=generator)]
-    chosen = real & (torch.rand(ids.shape, generator=generator) < REPLACED_SHARE)
+    chosen = candidates & (torch.rand(ids.shape, generator=generator) < REPLACED_SHARE)
     return torch.where(chosen, sampled, ids)  # (batch, length)

@@ -11,7 +11,8 @@ from electra.text.shards import INDEX, Shards
 from electra.text.tokenizer import fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
 from electra.train.data import check_positions, held_out_rows
-from electra.train.pretrain import build_objective, read_run_config
+from electra.train.pretrain import build_objective
+from electra.train.run_config import read_run_config
 from electra.train.settings import PretrainConfig
 from electra.train.validation import validate
 

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from electra.config import flatten, from_yaml, override, to_dict, to_yaml
+from electra.config import override, to_dict
 from electra.device import (
     check_one_process,
     choose_device,
@@ -23,7 +23,6 @@ from electra.device import (
     supports_bf16,
 )
 from electra.errors import UserError
-from electra.files import write_atomic
 from electra.models.flops import Workload, row_flops, workloads_of
 from electra.models.frequency_generator import FrequencyGenerator
 from electra.objectives.corrupt import max_masked
@@ -53,9 +52,11 @@ from electra.train.metrics_log import MetricsLog, open_logger, read_metrics
 from electra.train.phases import Phase, extend_positions_
 from electra.train.progress_view import ProgressView
 from electra.train.run import Run
+from electra.train.run_config import check_same, check_unedited, read_run_config, save_config
 from electra.train.scoring import MakeScorer, Scorer, describe_best, prepare_scoring
-from electra.train.settings import MAY_CHANGE_ON_RESUME, PretrainConfig
+from electra.train.settings import PretrainConfig
 from electra.train.step import Step
+from electra.train.unused_settings import check_unused
 from electra.train.validation import token_counts
 
 
@@ -65,17 +66,22 @@ def start(
     console: Console,
     given: Collection[str] = (),
     make_scorer: MakeScorer | None = None,
+    *,
+    temporary: bool = False,
 ) -> int:
     """Start a run in a new folder; returns the exit code.
 
-    A run that starts from a trained model does not change the settings named in `given`.
+    `given` are the settings that the user named: they are refused if they have no effect, and kept
+    by a run that starts from a trained model. At the end, the run says where its model is, unless
+    the folder is `temporary`.
     """
     check_one_process()
-    if (out / "config.yaml").exists():
+    if (out / "config.yaml").exists() or checkpoint.checkpoints(out):
         raise UserError(
             f"{out} already holds a run: add --resume to continue it, or choose another --out."
         )
     check_out_dir(out, "run")
+    check_unused(config, given)
     if config.init_from.model:
         config = resolve_init(config, given)
     config, shards, vocab = resolve_data(config)
@@ -89,18 +95,11 @@ def start(
             if config.init_from.model:
                 for line in describe_init(config, row_workloads(config), budget_steps(config)):
                     console.print(line, soft_wrap=True, markup=False)
-            return run_loop(config, out, shards, vocab, console, scorer)
+            return run_loop(config, out, shards, vocab, console, scorer, temporary=temporary)
         except Exception:
             if not read_metrics(out):  # failed before the first step: leave nothing behind
                 shutil.rmtree(out, ignore_errors=True)
             raise
-
-
-def save_config(config: PretrainConfig, out: Path) -> None:
-    """Write `config.yaml`, unless it says the same already."""
-    path, text = out / "config.yaml", to_yaml(config).encode()
-    if not path.is_file() or path.read_bytes() != text:
-        write_atomic(path, text)
 
 
 def resolve_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabulary]:
@@ -196,51 +195,6 @@ def resume(
         return run_loop(config, out, shards, vocab, console, scorer)
 
 
-def read_run_config(out: Path) -> PretrainConfig:
-    """The configuration of a run or a checkpoint."""
-    path = out / "config.yaml"
-    if not path.is_file():
-        raise UserError(f"{out} holds no run: there is no config.yaml in it.")
-    return from_yaml(PretrainConfig, path.read_bytes(), str(path))
-
-
-def check_unedited(config: PretrainConfig, out: Path) -> None:
-    """Refuse a `config.yaml` that was damaged or edited since the last checkpoint."""
-    saved = checkpoint.checkpoints(out)
-    if not saved:
-        text = "\n" + (out / "config.yaml").read_text(encoding="utf-8")
-        for section in to_dict(config):
-            if f"\n{section}:" not in text:
-                raise UserError(
-                    f"{out / 'config.yaml'} is damaged: it has no '{section}'. There is no "
-                    "checkpoint to restore it from: start a new run in another --out."
-                )
-        return
-    with warnings.catch_warnings():  # of old names, which reading the run's own file has given
-        warnings.simplefilter("ignore", FutureWarning)
-        trained = dict(flatten(read_run_config(saved[-1])))
-    for key, value in flatten(config):
-        if key not in MAY_CHANGE_ON_RESUME and value != trained[key]:
-            copy = shlex.join(["cp", str(saved[-1] / "config.yaml"), str(out / "config.yaml")])
-            raise UserError(
-                f"{out / 'config.yaml'} has {key}={value}, but the last checkpoint was trained "
-                f"with {key}={trained[key]}: the file was edited or damaged. Restore it with "
-                f"'{copy}'; for other settings start a new run in another --out."
-            )
-
-
-def check_same(stored: PretrainConfig, wanted: PretrainConfig) -> None:
-    """Refuse to resume with settings that would change what the run learns."""
-    others = dict(flatten(wanted))
-    for key, value in flatten(stored):
-        fixed = key not in MAY_CHANGE_ON_RESUME
-        if fixed and value != others[key] and key != "model.vocab_size":  # set by the data
-            raise UserError(
-                f"The run was started with {key}={value}, not {others[key]}: a resumed run "
-                "keeps its settings; leave that out, or start a new run in another --out."
-            )
-
-
 def build_objective(config: PretrainConfig, vocab: Vocabulary) -> Objective:
     """The objective with freshly initialised networks."""
     # A trained model may have more rows than its tokenizer has tokens.
@@ -259,23 +213,34 @@ def run_loop(
     vocab: Vocabulary,
     console: Console,
     scorer: Scorer | None = None,
+    *,
+    temporary: bool = False,
 ) -> int:
     """Build the run, load its latest checkpoint, train, and print how it ended."""
     with GracefulStop() as stop, build_run(config, out, shards, vocab, console) as run:
         run.scorer, run.score_every = scorer, config.score_on.every
         try_phases(run)
         save_config(config, out)
-        if not read_metrics(out):
-            sizes, kernels = parameter_counts(run.objective), run.kernels()
-            hardware = device_name(run.step.device)
-            facts = {"parameters": sizes, "kernels": kernels, "hardware": hardware}
-            run.metrics_log.write("event", 0, message="started", **facts)
+        how = {
+            "kernels": run.kernels(),
+            "device": run.step.device.type,
+            "hardware": device_name(run.step.device),
+            "grad_accumulation": run.loop.grad_accumulation,
+        }
+        if read_metrics(out):
+            if run.progress < 1:
+                run.metrics_log.write("event", run.state.step, message="resumed", **how)
+        else:
+            sizes = parameter_counts(run.objective)
+            run.metrics_log.write("event", 0, message="started", parameters=sizes, **how)
             if config.init_from.sha256 and not config.objective.generator_first:
                 run_validation(run)  # of the model as it was, to compare with
         run.view.print(f"{_headline(run, shards)} Kernels: {run.kernels()}.")
         if scorer is not None:
             run.view.print(scorer.description)
         train(run, stop)
+    if temporary:
+        return 0 if stop.signal is None else 128 + stop.signal
     last = checkpoint.checkpoints(out)
     if stop.signal is not None:
         console.print(
@@ -349,8 +314,14 @@ def build_step(config: PretrainConfig, objective: Objective) -> Step:
     bf16 = dtype == torch.bfloat16 and supports_bf16(device)
     if fused != "off" and not loop.compile and bf16:
         use_fused_kernels_(objective, recompute=loop.activation_checkpointing, setting=fused)
-    elif device.type == "cpu" and not loop.compile:
-        use_cheap_cpu_dropout_(objective)
+    else:
+        if device.type == "cpu" and not loop.compile:
+            use_cheap_cpu_dropout_(objective)
+        if loop.activation_checkpointing:
+            warnings.warn(
+                "train.activation_checkpointing=true has no effect without the fused kernels.",
+                stacklevel=2,
+            )
     return Step(
         objective=objective,
         optimizer=optimizer,

@@ -15,7 +15,7 @@ METRICS = (
     ("mlm_loss", "generator loss"),
     ("detection_loss", "discriminator loss"),
     ("replaced_rate", "replaced tokens"),
-    ("generator_accuracy", "generator accuracy, best guess"),
+    ("generator_accuracy", "generator accuracy, top prediction"),
     ("generator_sampled_accuracy", "generator accuracy, sampled"),
     ("precision", "discriminator precision"),
     ("recall", "discriminator recall"),

@@ -144,7 +144,7 @@ def _details(run: Path, name: str, metrics: Metrics, several: bool) -> str:
     warnings = "".join(
         f"<li>step {line['step']:,}: {html.escape(line['message'])}</li>"
         for line in metrics
-        if line["kind"] == "event" and line["message"] != "started"
+        if line["kind"] == "event" and line["message"] not in ("started", "resumed")
     )
     config = run / "config.yaml"
     settings = config.read_text(encoding="utf-8") if config.exists() else ""

@@ -57,7 +57,7 @@ class Step:
             # No cache of casts: each weight is used once, and a CUDA graph must not read casts
             # that were made outside of it.
             with autocast(self.device, self.dtype, cache=False):
-                outcome = self.forward(Batch(*part[:fields]), Masked(*part[fields:]), totals)
-            outcome.loss.backward()
-            sums.append(outcome.metric_sums)
+                output = self.forward(Batch(*part[:fields]), Masked(*part[fields:]), totals)
+            output.loss.backward()
+            sums.append(output.metric_sums)
         return sum(sums[1:], sums[0])

@@ -37,10 +37,10 @@ def validate(
         batch, masked, totals = objective.mask_batch(part.to(device))
         label_counts.scatter_add_(0, masked.labels.flatten(), masked.is_masked.flatten().long())
         with autocast(device, dtype):
-            outcome = objective(batch, masked, totals)
-        sums += outcome.metric_sums
-        if outcome.logits is not None:
-            detections.append((outcome.logits, outcome.replaced, outcome.loss_mask))
+            output = objective(batch, masked, totals)
+        sums += output.metric_sums
+        if output.logits is not None:
+            detections.append((output.logits, output.replaced, output.loss_mask))
     diagnostics, fixed = run_diagnostics(objective, rows, micro_batch, dtype)
     objective.train(was_training)
     objective.counter.copy_(counter)

@@ -13,6 +13,8 @@ TITLES: dict[Health, str] = {
     "unclear": "Too early to tell",
     "unhealthy": "Needs attention",
 }
+QUIET = ("started", "resumed")
+"""Events that are no warnings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ def judge_run(metrics: Sequence[dict[str, Any]]) -> Verdict:
         )
     known = {key: value for key, value in held_out.items() if value is not None}
     now = HealthCheck().check(1.0, 0.0, known)
-    warned = any(line["kind"] == "event" and line.get("message") != "started" for line in metrics)
+    warned = any(line["kind"] == "event" and line.get("message") not in QUIET for line in metrics)
     facts = describe(known)
     if now and warned:
         return Verdict(health="unhealthy", sentences=(*now, *facts))
@@ -75,7 +77,7 @@ def describe(held_out: dict[str, Any]) -> list[str]:
                 else ""
             )
             said.append(
-                f"The {name}'s best guess is right for {held_out[f'{name}_accuracy']:.1%} of the "
+                f"The {name}'s top prediction is right for {held_out[f'{name}_accuracy']:.1%} of the "
                 f"masked tokens{more}."
             )
             break

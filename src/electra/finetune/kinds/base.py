@@ -41,15 +41,13 @@ class TaskKind(ABC):
 
     @abstractmethod
     def featurize(
-        self,
-        examples: Sequence[Any],
-        tokenizer: Tokenizer,
-        vocab: Vocabulary,
-        *,
-        training: bool = False,
-        swap: bool = False,
+        self, examples: Sequence[Any], tokenizer: Tokenizer, vocab: Vocabulary
     ) -> Features:
-        """Turn examples into rows of tokens; `swap` adds each pair in the other order too."""
+        """Turn examples into rows of tokens."""
+
+    def featurize_train(self, task: Task, tokenizer: Tokenizer, vocab: Vocabulary) -> Features:
+        """The rows to train on, where they differ from those of other splits."""
+        return self.featurize(task.splits["train"], tokenizer, vocab)
 
     @abstractmethod
     def build_head(self, encoder: Encoder) -> nn.Module:

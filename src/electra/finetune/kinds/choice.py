@@ -36,13 +36,7 @@ class Choice(TextKind):
         return {"pairs": True}
 
     def featurize(
-        self,
-        examples: Sequence[Any],
-        tokenizer: Tokenizer,
-        vocab: Vocabulary,
-        *,
-        training: bool = False,
-        swap: bool = False,
+        self, examples: Sequence[Any], tokenizer: Tokenizer, vocab: Vocabulary
     ) -> Features:
         return encode_choices(examples, tokenizer, vocab, self.card.max_length)
 

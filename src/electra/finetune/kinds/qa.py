@@ -41,13 +41,21 @@ class QuestionAnswering(TaskKind):
         return {"has_unanswerable": any(e.impossible for e in task.splits["train"])}
 
     def featurize(
+        self, examples: Sequence[Any], tokenizer: Tokenizer, vocab: Vocabulary
+    ) -> Features:
+        return self._encode(examples, tokenizer, vocab)
+
+    def featurize_train(self, task: Task, tokenizer: Tokenizer, vocab: Vocabulary) -> Features:
+        """Without the offsets, which only decoding needs."""
+        return self._encode(task.splits["train"], tokenizer, vocab, training=True)
+
+    def _encode(
         self,
         examples: Sequence[Any],
         tokenizer: Tokenizer,
         vocab: Vocabulary,
         *,
         training: bool = False,
-        swap: bool = False,
     ) -> Features:
         return encode_questions(
             examples,

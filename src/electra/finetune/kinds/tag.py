@@ -45,13 +45,7 @@ class Tag(TaskKind):
         return 0.0 if head == "paper" else dropout
 
     def featurize(
-        self,
-        examples: Sequence[Any],
-        tokenizer: Tokenizer,
-        vocab: Vocabulary,
-        *,
-        training: bool = False,
-        swap: bool = False,
+        self, examples: Sequence[Any], tokenizer: Tokenizer, vocab: Vocabulary
     ) -> Features:
         return encode_words(examples, tokenizer, vocab, self.card.max_length, self.card.labels)
 

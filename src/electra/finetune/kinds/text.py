@@ -36,17 +36,18 @@ class TextKind(TaskKind):
         return {"pairs": any(example.pair for example in task.splits["train"][:1])}
 
     def featurize(
-        self,
-        examples: Sequence[Any],
-        tokenizer: Tokenizer,
-        vocab: Vocabulary,
-        *,
-        training: bool = False,
-        swap: bool = False,
+        self, examples: Sequence[Any], tokenizer: Tokenizer, vocab: Vocabulary
     ) -> Features:
         length = self.card.max_length
+        return encode_sentences(examples, tokenizer, vocab, length, kind=self.target_kind)
+
+    def featurize_train(self, task: Task, tokenizer: Tokenizer, vocab: Vocabulary) -> Features:
+        """Pairs that have no order are learned in both."""
+        if not task.swap:
+            return super().featurize_train(task, tokenizer, vocab)
+        examples, length = task.splits["train"], self.card.max_length
         return encode_sentences(
-            examples, tokenizer, vocab, length, kind=self.target_kind, swap=swap
+            examples, tokenizer, vocab, length, kind=self.target_kind, swap=True
         )
 
     def predictions(self, task: Task, records: Sequence[Record]) -> npt.NDArray[Any]:

@@ -1,4 +1,4 @@
-"""The generator's head, and from two passes over its logits loss, sample, best guess and gradient.
+"""The generator's head; two passes over its logits give loss, sample, top prediction and gradient.
 
 The GEMM writes the logits once. A program reads a row of them, reads it again while it is still in
 L2, and overwrites it with the gradient of the cross-entropy.
@@ -237,8 +237,8 @@ def mlm_loss_(
     logits: Tensor, labels: Tensor, is_masked: Tensor, other: Tensor, row_keys: Tensor,
     temperature: float, disallow_correct: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """For each row: the loss, 0 if not masked; a sample; the best guess; and the log-probabilities
-    of the best guess and of `other` (rows, 2). Overwrites `logits` with their gradient.
+    """For each row: the loss, 0 if not masked; a sample; the top prediction; and the
+    log-probabilities of it and of `other` (rows, 2). Overwrites `logits` with their gradient.
 
     A row of `logits` is a slot of a row of the batch, whose key determines the sample.
     """

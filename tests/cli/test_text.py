@@ -6,14 +6,32 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from electra import __version__, cli
 from electra.errors import UserError
+from electra.text.tokenizer import train_tokenizer
 
 RUN = [sys.executable, "-m", "electra"]
+
+
+@pytest.fixture(scope="module")
+def corpus(make_text, tmp_path_factory) -> Path:
+    """A text file of 200 documents, with accents."""
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    path.write_text(make_text(200) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(corpus, tmp_path_factory) -> Path:
+    """The folder of a WordPiece tokenizer for the corpus."""
+    out = tmp_path_factory.mktemp("tokenizer") / "wordpiece"
+    train_tokenizer([corpus], out, vocab_size=300)
+    return out
 
 
 def electra(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
