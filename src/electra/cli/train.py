@@ -1,5 +1,7 @@
 """The commands around a run: `recipes`, `pretrain`, `evaluate`, `report`."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -88,10 +90,32 @@ def pretrain(
     SIGTERM or a closed terminal saves a checkpoint and stops; the same command with --resume
     continues.
 
+    Several GPUs train one run under torchrun:
+    `torchrun --standalone --nproc-per-node=8 -m electra pretrain ...`
+
     Example: `electra pretrain paper.small --data shards --out runs/first --budget 2h`
 
     Example: `electra pretrain --init-from runs/first --data mine --out runs/mine --budget 20min`
     """
+    from electra.train.distributed import open_ranks
+
+    with open_ranks() as ranks:
+        with ranks.together():
+            run = _start_or_resume(name, settings, out, data, budget, init_from, resume)
+        code = run(ranks=ranks)
+    raise typer.Exit(code)
+
+
+def _start_or_resume(
+    name: str | None,
+    settings: list[str] | None,
+    out: Path,
+    data: Path | None,
+    budget: str | None,
+    init_from: str | None,
+    resume: bool,
+) -> Callable[..., int]:
+    """Return the run that the arguments of `pretrain` ask for, as a function of its ranks."""
     from electra.config import override
     from electra.errors import UserError
     from electra.recipes import recipe
@@ -109,7 +133,7 @@ def pretrain(
     if resume and (out / "config.yaml").is_file():
         base = recipe(name) if name else None
         check_origin(out, init_from)
-        raise typer.Exit(resume_run(out, console, data, base=base, changes=changes))
+        return partial(resume_run, out, console, data, base=base, changes=changes)
     if name is None and init_from is None:
         if resume:
             raise UserError(
@@ -126,7 +150,7 @@ def pretrain(
     else:
         base, more = continued(name, init_from, data, budget)
         given |= more
-    raise typer.Exit(start(override(base, changes), out, console, given))
+    return partial(start, override(base, changes), out, console, given)
 
 
 def evaluate(

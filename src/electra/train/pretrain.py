@@ -3,7 +3,7 @@
 import shlex
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,6 @@ from torch import nn
 
 from electra.config import flatten, from_yaml, override, to_dict, to_yaml
 from electra.device import (
-    check_one_process,
     choose_device,
     choose_precision,
     measure_peak,
@@ -24,20 +23,28 @@ from electra.device import (
 from electra.errors import UserError
 from electra.files import write_atomic
 from electra.models.flops import Workload, row_flops, workloads_of
-from electra.models.frequency_generator import FrequencyGenerator
 from electra.objectives.corrupt import max_masked
 from electra.objectives.kinds import build
 from electra.objectives.objective import Objective, VocabInfo
 from electra.optim.ema import WeightEma
 from electra.optim.optimizer import build_optimizer
-from electra.run_dir import GracefulStop, check_out_dir, lock_run_dir
+from electra.run_dir import GracefulStop, check_out_dir
 from electra.text.shards import Shards
 from electra.text.tokenizer import Vocabulary, fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
 from electra.train.accelerate import use_cheap_cpu_dropout_, use_fused_kernels_
 from electra.train.budget import parse_budget
 from electra.train.checkpoint import TrainState
-from electra.train.data import data_digest, open_all_lengths, open_data
+from electra.train.data import open_all_lengths, open_data
+from electra.train.distributed import (
+    ONE_RANK,
+    Ranks,
+    check_batches,
+    check_launched,
+    console_of,
+    describe_cuda,
+    locked_by_first,
+)
 from electra.train.health import HealthCheck
 from electra.train.init_from import (
     check_tokenizer,
@@ -51,38 +58,49 @@ from electra.train.loop import run_validation, train, try_phases
 from electra.train.metrics_log import MetricsLog, open_logger, read_metrics
 from electra.train.phases import Phase, extend_positions_
 from electra.train.progress_view import ProgressView
+from electra.train.restore import load_latest, share_state
 from electra.train.run import Run
 from electra.train.settings import MAY_CHANGE_ON_RESUME, PretrainConfig
 from electra.train.step import Step
-from electra.train.validation import token_counts
 
 
-def start(config: PretrainConfig, out: Path, console: Console, given: Collection[str] = ()) -> int:
+def start(
+    config: PretrainConfig,
+    out: Path,
+    console: Console,
+    given: Collection[str] = (),
+    ranks: Ranks = ONE_RANK,
+) -> int:
     """Start a run in a new folder; returns the exit code.
 
     A run that starts from a trained model does not change the settings named in `given`.
     """
-    check_one_process()
-    if (out / "config.yaml").exists():
-        raise UserError(
-            f"{out} already holds a run: add --resume to continue it, or choose another --out."
-        )
-    check_out_dir(out, "run")
-    if config.init_from.model:
-        config = resolve_init(config, given)
-    config, shards, vocab = resolve_data(config)
-    folder = str(Path(config.data.folder).resolve())  # absolute, to resume from anywhere
-    config = replace(config, data=replace(config.data, folder=folder))
-    with lock_run_dir(out):
+    check_launched(ranks)
+    console = console_of(ranks, console)
+    with ranks.together():
+        if (out / "config.yaml").exists():
+            raise UserError(
+                f"{out} already holds a run: add --resume to continue it, or choose another --out."
+            )
+        check_out_dir(out, "run")
+        if config.init_from.model:
+            config = resolve_init(config, given)
+        config, shards, vocab = resolve_data(config)
+        folder = str(Path(config.data.folder).resolve())  # absolute, to resume from anywhere
+        config = replace(config, data=replace(config.data, folder=folder))
+    with locked_by_first(ranks, out):
         try:
-            shutil.copytree(shards.tokenizer, out / "tokenizer")
-            save_config(config, out)
+            with ranks.together():
+                if ranks.first:
+                    shutil.copytree(shards.tokenizer, out / "tokenizer")
+                    save_config(config, out)
             if config.init_from.model:
                 for line in describe_init(config, row_workloads(config), budget_steps(config)):
                     console.print(line, soft_wrap=True, markup=False)
-            return run_loop(config, out, shards, vocab, console)
+            return run_loop(config, out, shards, vocab, console, ranks)
         except Exception:
-            if not read_metrics(out):  # failed before the first step: leave nothing behind
+            # failed before the first step: leave nothing behind
+            if ranks.first and not read_metrics(out):
                 shutil.rmtree(out, ignore_errors=True)
             raise
 
@@ -156,33 +174,37 @@ def resume(
     *,
     base: PretrainConfig | None = None,
     changes: Sequence[str] = (),
+    ranks: Ranks = ONE_RANK,
 ) -> int:
     """Continue a run from its last checkpoint; the run folder is all that is needed.
 
     `changes` may set what `MAY_CHANGE_ON_RESUME` lists; `base`, if given, must be the recipe that
     the run was started with.
     """
-    check_one_process()
-    config = read_run_config(out)
-    check_unedited(config, out)
-    check_same(config, override(keep_resolved(base or config, config), changes))
-    config = override(config, changes)
-    if data is not None:  # the shards may have moved; their digest is compared when they are opened
-        config = replace(config, data=replace(config.data, folder=str(data.resolve())))
-    elif not Path(config.data.folder).is_dir():
-        raise UserError(
-            f"'{config.data.folder}', the data of {out}, is not a folder of token shards any more: "
-            "say with --data where it is now."
-        )
-    with lock_run_dir(out):
-        shards = open_data(config.data, config.model.max_positions)
-        if shards.fingerprint != fingerprint(load_tokenizer(out / "tokenizer")):
+    check_launched(ranks)
+    console = console_of(ranks, console)
+    with ranks.together():
+        config = read_run_config(out)
+        check_unedited(config, out)
+        check_same(config, override(keep_resolved(base or config, config), changes))
+        config = override(config, changes)
+        if data is not None:  # the shards may have moved; their digest is compared later
+            config = replace(config, data=replace(config.data, folder=str(data.resolve())))
+        elif not Path(config.data.folder).is_dir():
             raise UserError(
-                f"{shards.folder} was prepared with another tokenizer than the run {out}: give the "
-                "data that the run was started with."
+                f"'{config.data.folder}', the data of {out}, is not a folder of token shards any "
+                "more: say with --data where it is now."
             )
-        vocab = load_vocabulary(out / "tokenizer")
-        return run_loop(config, out, shards, vocab, console)
+    with locked_by_first(ranks, out):
+        with ranks.together():
+            shards = open_data(config.data, config.model.max_positions)
+            if shards.fingerprint != fingerprint(load_tokenizer(out / "tokenizer")):
+                raise UserError(
+                    f"{shards.folder} was prepared with another tokenizer than the run {out}: give "
+                    "the data that the run was started with."
+                )
+            vocab = load_vocabulary(out / "tokenizer")
+        return run_loop(config, out, shards, vocab, console, ranks)
 
 
 def read_run_config(out: Path) -> PretrainConfig:
@@ -242,58 +264,82 @@ def build_objective(config: PretrainConfig, vocab: Vocabulary) -> Objective:
 
 
 def run_loop(
-    config: PretrainConfig, out: Path, shards: Shards, vocab: Vocabulary, console: Console
+    config: PretrainConfig,
+    out: Path,
+    shards: Shards,
+    vocab: Vocabulary,
+    console: Console,
+    ranks: Ranks,
 ) -> int:
     """Build the run, load its latest checkpoint, train, and print how it ended."""
-    with GracefulStop() as stop, build_run(config, out, shards, vocab, console) as run:
+    several = ranks.size > 1
+    with (
+        GracefulStop(patient=several) as stop,
+        build_run(config, out, shards, vocab, console, ranks) as run,
+    ):
         try_phases(run)
-        save_config(config, out)
-        if not read_metrics(out):
+        with ranks.together():
+            if ranks.first:
+                save_config(config, out)
+        if ranks.broadcast(not read_metrics(out)):
             sizes, kernels = parameter_counts(run.objective), run.kernels()
             run.metrics_log.write("event", 0, message="started", parameters=sizes, kernels=kernels)
             if config.init_from.sha256 and not config.objective.generator_first:
                 run_validation(run)  # of the model as it was, to compare with
         run.view.print(f"{_headline(run, shards)} Kernels: {run.kernels()}.")
-        train(run, stop)
-    last = checkpoint.checkpoints(out)
-    if stop.signal is not None:
+        if run.step.device.type == "cuda" and several:
+            run.view.print(describe_cuda(ranks, config.train.cuda_graph))
+        stopped = train(run, stop)
+    last = checkpoint.checkpoints(out) if ranks.first else []
+    if stopped is not None:
         console.print(
-            f"Stopped by {stop.signal.name} at step {run.state.step}; "
+            f"Stopped by {stopped.name} at step {run.state.step}; "
             + (f"saved {last[-1]}. " if last else "")
             + f"Continue with: electra pretrain --resume --out {shlex.quote(str(out))}",
             soft_wrap=True,
             markup=False,
         )
-        return 128 + stop.signal
-    done = f"Done: {run.state.step:,} steps. The model is in {last[-1]}"
-    console.print(done, soft_wrap=True, markup=False)
+        return 128 + stopped
+    if ranks.first:
+        done = f"Done: {run.state.step:,} steps. The model is in {last[-1]}"
+        console.print(done, soft_wrap=True, markup=False)
     return 0
 
 
 @contextmanager
 def build_run(
-    config: PretrainConfig, out: Path, shards: Shards, vocab: Vocabulary, console: Console
+    config: PretrainConfig,
+    out: Path,
+    shards: Shards,
+    vocab: Vocabulary,
+    console: Console,
+    ranks: Ranks = ONE_RANK,
 ) -> Iterator[Run]:
     """Build a run; if it has checkpoints, load the latest."""
     loop = config.train
     set_cpu_threads(loop.threads)
     torch.manual_seed(loop.seed)
-    objective = build_objective(config, vocab)
-    if config.init_from.model and not checkpoint.checkpoints(out):
-        load_init_(objective, config)
-    objective = objective.to(choose_device(loop.device))
-    step = build_step(config, objective)
-    by_length = open_all_lengths(config.data, shards)
-    state = load_latest(out, step, by_length)
+    with ranks.together():
+        check_batches(ranks, (p.batch_size for p in config.data.phases), loop.grad_accumulation)
+        objective = build_objective(config, vocab)
+        if config.init_from.model and not checkpoint.checkpoints(out):
+            load_init_(objective, config)
+        objective = objective.to(ranks.place(choose_device(loop.device)))
+        step = build_step(config, objective, ranks)
+        by_length = open_all_lengths(config.data, shards)
+        state = load_latest(out, step, by_length) if ranks.first else TrainState()
+    state = share_state(out, step, state, by_length, loop.seed)
     if config.init_from.model and not state.step:
         state.known_positions = trained_positions(config)
         extend_positions_(
             step, state.known_positions, config.data.phases[0].seq_length, state.known_positions
         )
-    metrics_log = MetricsLog(out)
+    metrics_log = MetricsLog(out, enabled=ranks.first)
     metrics_log.rewind(state.step)
     with ProgressView(console, f"electra pretrain · {config.name} · {out}") as view:
-        metrics_log.logger = open_logger(loop.logger, out, to_dict(config))
+        with ranks.together():
+            if ranks.first:
+                metrics_log.logger = open_logger(loop.logger, out, to_dict(config))
         try:
             yield Run(
                 folder=out,
@@ -305,7 +351,7 @@ def build_run(
                 phases=config.data.phases,
                 shards=by_length,
                 flops_per_row={n: flops_per_row(config, n) for n in by_length},
-                peak_flops=measure_peak(step.device, step.dtype),
+                peak_flops=ranks.size * measure_peak(step.device, step.dtype),
                 pad_id=vocab.pad,
                 metrics_log=metrics_log,
                 view=view,
@@ -315,7 +361,7 @@ def build_run(
             metrics_log.close()
 
 
-def build_step(config: PretrainConfig, objective: Objective) -> Step:
+def build_step(config: PretrainConfig, objective: Objective, ranks: Ranks = ONE_RANK) -> Step:
     """The training step of a configuration, on the objective's device."""
     optim, loop = config.optim, config.train
     device = objective.maskable.device
@@ -334,33 +380,10 @@ def build_step(config: PretrainConfig, objective: Objective) -> Step:
         optimizer=optimizer,
         forward=torch.compile(objective, dynamic=False) if loop.compile else objective,
         dtype=dtype,
-        micro_batch=config.data.phases[0].batch_size // loop.grad_accumulation,
+        micro_batch=config.data.phases[0].batch_size // loop.grad_accumulation // ranks.size,
         ema=WeightEma(dict(objective.named_parameters()), optim.ema) if optim.ema else None,
+        ranks=ranks,
     )
-
-
-def load_latest(out: Path, step: Step, shards: Mapping[int, Shards]) -> TrainState:
-    """Load the last checkpoint; without one, return the state of a new run."""
-    digest, first = data_digest(shards), next(iter(shards.values()))
-    checkpoint.clean(out)
-    saved = checkpoint.checkpoints(out)
-    if not saved:
-        set_unigram_counts(step.objective, first)
-        return TrainState(data_digest=digest)
-    state = checkpoint.restore(saved[-1], step.objective, step.optimizer, step.ema)
-    if state.data_digest != digest:
-        raise UserError(
-            f"{first.folder} is not the data that {out} was started with: give the same shards, "
-            "or start a new run."
-        )
-    return state
-
-
-def set_unigram_counts(objective: Objective, shards: Shards) -> None:
-    """Give a unigram generator the token counts of the training text."""
-    generator = getattr(objective, "generator", None)
-    if isinstance(generator, FrequencyGenerator) and generator.counted:
-        generator.set_counts(torch.from_numpy(token_counts(shards, len(objective.maskable))))
 
 
 def parameter_counts(objective: nn.Module) -> dict[str, int]:
@@ -374,9 +397,11 @@ def _headline(run: Run, shards: Shards) -> str:
     sizes = ", ".join(f"{name} {n / 1e6:.1f} M" for name, n in counts.items())
     where = "Resuming at step" if run.state.step else "Starting at step"
     precision = str(run.step.dtype).removeprefix("torch.")
+    processes = f"{run.ranks.size} processes on " if run.ranks.size > 1 else ""
     later = [f"from {phase.begin:.0%} {phase.describe()}" for phase in run.phases[1:]]
     phases = f"; a step has {', '.join([run.phases[0].describe(), *later])}" if later else ""
     return (
-        f"{where} {run.state.step:,} on {run.step.device.type} in {precision}: parameters of the "
-        f"{sizes}; {shards.tokens / 1e6:.1f} M tokens of text, {run.loop.budget}{phases}."
+        f"{where} {run.state.step:,} on {processes}{run.step.device.type} in {precision}: "
+        f"parameters of the {sizes}; {shards.tokens / 1e6:.1f} M tokens of text, "
+        f"{run.loop.budget}{phases}."
     )
