@@ -17,13 +17,18 @@ CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """The CPU limit of a Linux container: its quota and period in microseconds."""
 
 
-def check_one_process() -> None:
-    """Refuse to train under a launcher of several processes, such as `torchrun`."""
+def launched_processes() -> int:
+    """How many processes a launcher such as `torchrun` has started for this command."""
     processes = os.environ.get("WORLD_SIZE", "1")
-    if processes.isdigit() and int(processes) > 1:
+    return max(1, int(processes)) if processes.isdigit() else 1
+
+
+def check_one_process() -> None:
+    """Refuse to train in each process of a launcher as if it were alone."""
+    if launched_processes() > 1:
         raise UserError(
-            f"WORLD_SIZE is {processes}, but a run uses one device for now: start electra without "
-            "torchrun or another launcher, once per run."
+            f"WORLD_SIZE is {launched_processes()}, but only 'electra pretrain' runs in several "
+            "processes: start this command without torchrun."
         )
 
 

@@ -8,6 +8,10 @@ class UserError(Exception):
     """An error that the user can fix; the command line prints it and exits with code 2."""
 
 
+class QuietError(UserError):
+    """An error that another process of the same run reports."""
+
+
 def require(module: str, extra: str) -> ModuleType:
     """Import an optional library, or name the extra that installs it."""
     try:

@@ -40,10 +40,12 @@ def lock_run_dir(run: Path) -> Iterator[None]:
 class GracefulStop:
     """On SIGTERM, Ctrl-C or a closed terminal, sets `signal`; the loop then saves and stops.
 
-    A second signal aborts.
+    A second signal aborts, unless `patient`: a cluster sends the same signal to a launcher and to
+    its processes, and the launcher passes it on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, patient: bool = False) -> None:
+        self.patient = patient
         self.signal: signal.Signals | None = None
         self._before: dict[int, object] = {}
 
@@ -62,5 +64,7 @@ class GracefulStop:
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if self.signal is not None:
+            if self.patient:
+                return
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)

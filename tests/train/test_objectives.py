@@ -22,7 +22,7 @@ from electra.objectives.batch import unpack
 from electra.objectives.two_stage import TwoStage
 from electra.text.shards import Shards
 from electra.text.tokenizer import load_tokenizer, load_vocabulary
-from electra.train import checkpoint, loop, pretrain
+from electra.train import checkpoint, loop, pretrain, restore
 from electra.train.evaluate import evaluate, restore_run
 from electra.train.health import HealthCheck
 from electra.train.metrics_log import read_metrics
@@ -112,7 +112,7 @@ def test_a_resumed_run_is_the_run(ran, tmp_path, console, monkeypatch):
     out = tmp_path / "resumed"
     shutil.copytree(ran.out, out)
     shutil.rmtree(checkpoint.checkpoints(out)[-1])
-    monkeypatch.setattr(pretrain, "token_counts", None)  # nothing is counted a second time
+    monkeypatch.setattr(restore, "token_counts", None)  # nothing is counted a second time
     assert resume(out, console) == 0
     again = checkpoint.checkpoints(out)[-1]
     assert again.name == ran.last.name == "step-00000012"

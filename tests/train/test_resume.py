@@ -197,10 +197,10 @@ def test_a_new_logger_on_resume(electra, copied):
 
 @pytest.mark.parametrize("command", ["start", "resume"])
 def test_several_processes_are_refused(command, tiny, copied, tmp_path, console, monkeypatch):
-    """Under torchrun; before, the second process left a folder behind."""
+    """As if each were alone: `electra study` under torchrun."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     before = {p: p.stat().st_mtime_ns for p in copied.rglob("*")}
-    with pytest.raises(UserError, match=r"WORLD_SIZE is 2.*one device"):
+    with pytest.raises(UserError, match=r"WORLD_SIZE is 2.*without torchrun"):
         start(tiny, tmp_path / "new", console) if command == "start" else resume(copied, console)
     assert not (tmp_path / "new").exists()
     assert {p: p.stat().st_mtime_ns for p in copied.rglob("*")} == before

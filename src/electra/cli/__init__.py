@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+import time
 import warnings
 from typing import Annotated
 
@@ -21,13 +22,15 @@ from electra.cli import (
     text,
     train,
 )
-from electra.errors import UserError
+from electra.errors import QuietError, UserError
 from electra.files import is_disk_full
 
 NO_MEMORY = ("allocate memory", "out of memory")
 """What torch says when the CPU or a GPU runs out of memory."""
 WAIT_POLICY = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 """Environment variables that decide how long idle OpenMP threads spin."""
+PATIENCE = 0.5
+"""Seconds until a process ends whose error another one reports: torchrun then ends that one."""
 NO_READER = 141
 """Exit code of a process that SIGPIPE ended, as a shell reports it."""
 
@@ -127,6 +130,9 @@ def run_app() -> int:
     try:
         check_arguments()
         app(standalone_mode=True)
+    except QuietError:
+        time.sleep(PATIENCE)
+        return 2
     except UserError as error:
         return fail(str(error), 2)
     except KeyboardInterrupt:

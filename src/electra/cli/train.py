@@ -1,5 +1,6 @@
 """The commands around a run: `recipes`, `pretrain`, `evaluate`, `report`."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -110,11 +111,41 @@ def pretrain(
     SIGTERM or a closed terminal saves a checkpoint and stops; the same command with --resume
     continues.
 
+    Several GPUs train one run under torchrun:
+    `torchrun --standalone --nproc-per-node=8 -m electra pretrain ...`
+
     Example: `electra pretrain paper.small --data shards --out runs/first --budget 2h`
 
     Example: `electra pretrain --init-from runs/first --data mine --out runs/mine --budget 20min`
 
     Example: `electra pretrain toy --data shards --out runs/toy --score-on reviews.csv`
+    """
+    from electra.train.distributed import open_ranks
+
+    with open_ranks() as ranks:
+        with ranks.together():
+            options = {
+                "train.budget": budget,
+                "score_on.data": None if score_on is None else str(score_on),
+                "score_on.task": score_task,
+            }
+            run = _start_or_resume(name, settings, out, data, options, init_from, resume)
+        code = run(ranks=ranks)
+    raise typer.Exit(code)
+
+
+def _start_or_resume(
+    name: str | None,
+    settings: list[str] | None,
+    out: Path,
+    data: Path | None,
+    options: dict[str, str | None],
+    init_from: str | None,
+    resume: bool,
+) -> Callable[..., int]:
+    """Return the run that the arguments of `pretrain` ask for, as a function of its ranks.
+
+    `options` are settings that have an option of their own.
     """
     from electra.config import override
     from electra.errors import UserError
@@ -131,15 +162,15 @@ def pretrain(
             raise UserError(f"'{name}' is a setting, not a recipe: name a recipe first.")
         settings = [name, *(settings or [])]
         name = None
-    options = {"train.budget": budget, "score_on.data": score_on, "score_on.task": score_task}
     named = [f"{key}={value}" for key, value in options.items() if value is not None]
     changes = [*(settings or []), *named]
     scorer = partial(make_scorer, warn=warn)
     if resume and ((out / "config.yaml").is_file() or checkpoints(out)):
         base = recipe(name) if name else None
         check_origin(out, init_from)
-        code = resume_run(out, console, data, base=base, changes=changes, make_scorer=scorer)
-        raise typer.Exit(code)
+        return partial(
+            resume_run, out, console, data, base=base, changes=changes, make_scorer=scorer
+        )
     if name is None and init_from is None:
         if resume:
             raise UserError(
@@ -154,12 +185,12 @@ def pretrain(
         assert name is not None
         base = recipe(name)
     else:
-        base, more = continued(name, init_from, data, budget)
+        base, more = continued(name, init_from, data, options["train.budget"])
         given |= more
     config = override(base, changes)
-    if score_task is not None and not config.score_on.data:
+    if config.score_on.task and not config.score_on.data:
         raise UserError("--score-task is the task of --score-on: name its file with --score-on.")
-    raise typer.Exit(start(config, out, console, given, scorer))
+    return partial(start, config, out, console, given, scorer)
 
 
 def evaluate(

@@ -6,7 +6,7 @@ RUN/checkpoints/step-00001000/
     model.safetensors        the networks (shared weights once) and buffers of the objective
     optimizer.safetensors    Adam's moments of each parameter
     ema.safetensors          with optim.ema, the moving average of each parameter
-    random.safetensors       the random generators
+    random.safetensors       the random generators, with several processes those of each
     discriminator/           a folder for transformers, with the tokenizer; with optim.ema, the
                              average of the weights
     generator/               the same; which networks exist depends on the objective
@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from electra.device import random_state, set_random_state
+from electra.device import set_random_state
 from electra.errors import UserError
 from electra.files import is_disk_full
 from electra.hub.electric import mark_electric
@@ -84,9 +84,13 @@ def save(
     optimizer: Optimizer,
     ema: WeightEma | None = None,
     *,
+    random: dict[str, Tensor],
     pad_id: int,
 ) -> Path:
-    """Write the checkpoint of this step under a temporary name, then rename it into place."""
+    """Write the checkpoint of this step under a temporary name, then rename it into place.
+
+    `random` is the state of the random generators.
+    """
     final = run / "checkpoints" / f"step-{state.step:08d}"
     if final.exists():  # the same step of the same run, saved before an interruption
         return final
@@ -97,7 +101,7 @@ def save(
         parameters: dict[str, Tensor] = dict(objective.named_parameters())
         save_tensors(partial / "model.safetensors", parameters | _buffers(objective))
         save_tensors(partial / "optimizer.safetensors", _moments(parameters, optimizer))
-        save_tensors(partial / "random.safetensors", random_state(objective.maskable.device))
+        save_tensors(partial / "random.safetensors", random)
         if ema is not None:
             save_tensors(partial / "ema.safetensors", ema.tensors())
         with contextlib.nullcontext() if ema is None else ema.applied():
@@ -139,6 +143,21 @@ def restore(
         if ema is not None:
             _copy_all(load_file(checkpoint / "ema.safetensors"), ema.tensors(), checkpoint)
     return state
+
+
+def run_tensors(
+    objective: Objective, optimizer: Optimizer, ema: WeightEma | None
+) -> dict[str, Tensor]:
+    """All tensors of a checkpoint but the random states; the ranks of a run have the same ones."""
+    parameters: dict[str, Tensor] = dict(objective.named_parameters())
+    averages = {} if ema is None else {f"ema.{name}": t for name, t in ema.tensors().items()}
+    return parameters | _buffers(objective) | _moments(parameters, optimizer) | averages
+
+
+def read_random_states(checkpoint: Path) -> dict[str, Tensor]:
+    """The random states of all ranks, as `gather_random_states` names them."""
+    with _readable(checkpoint):
+        return load_file(checkpoint / "random.safetensors")
 
 
 def restore_for_inference(checkpoint: Path, objective: Objective) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from electra.errors import UserError
 from electra.text.shards import INDEX, Shards, read_index
 from electra.text.shuffle import shuffled
+from electra.train.distributed import ONE_RANK, Ranks
 from electra.train.phases import Phase, build_phases
 
 AHEAD = 3
@@ -31,8 +32,8 @@ class DataConfig:
     """Tokens per row; must be the length that the data was prepared with. Or a schedule, such as
     128,512@0.9: rows of 128 tokens, and of 512 from 90 % of the run on."""
     batch_size: int | str = 128
-    """Rows per step, over all micro-batches; or a schedule, such as 128,256@0.2. It counts rows of
-    the first length; of longer rows a batch has fewer, with as many tokens."""
+    """Rows per step, over all micro-batches and processes; or a schedule, such as 128,256@0.2. It
+    counts rows of the first length; of longer rows a batch has fewer, with as many tokens."""
     document_mask: bool = False
     """Restrict attention to the own document where rows hold several (`--layout packed`)."""
 
@@ -136,20 +137,28 @@ def rows_at(shards: Shards, position: int, count: int, seed: int) -> NDArray[np.
 
 
 def stream(
-    shards: Shards, batch: int, seed: int, position: int, device: torch.device
+    shards: Shards,
+    batch: int,
+    seed: int,
+    position: int,
+    device: torch.device,
+    ranks: Ranks = ONE_RANK,
 ) -> Generator[Tensor, None, None]:
     """Yield batches from `position` on, prefetched while the device trains.
+
+    `position` and `batch` count the rows of all ranks; each rank gets its share of every batch.
 
     On CUDA the next batch is copied while a step runs. The reader waits until the device has begun
     the batch `AHEAD` positions before: otherwise the host would run far ahead, and a time budget
     or a signal would find many steps still queued.
     """
     side = torch.cuda.Stream(device) if device.type == "cuda" else None
+    share = ranks.share(batch)
 
     def fetch(start: int, begun: torch.cuda.Event | None = None) -> Tensor:
         if begun is not None:
             begun.synchronize()
-        rows = torch.from_numpy(rows_at(shards, start, batch, seed))
+        rows = torch.from_numpy(rows_at(shards, start + share.start, len(share), seed))
         return rows.pin_memory() if side else rows
 
     def copy(rows: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The training loop: what happens is what is written here."""
 
 import math
+import signal
 import time
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +16,7 @@ from electra.run_dir import GracefulStop
 from electra.train import checkpoint
 from electra.train.cuda_graph import capture_cuda_graph
 from electra.train.data import rows_at
+from electra.train.distributed import gather_random_states
 from electra.train.health import check_finite
 from electra.train.metrics_log import LoggerName, read_metrics
 from electra.train.phases import Phase, extend_positions_, phase_at
@@ -82,8 +84,11 @@ class LoopConfig:
             raise UserError("train.seed must be a whole number from 0 to 2**63 - 1.")
 
 
-def train(run: Run, stop: GracefulStop) -> None:
-    """Train until the budget is spent or a signal arrives; both end with a checkpoint."""
+def train(run: Run, stop: GracefulStop) -> signal.Signals | None:
+    """Train until the budget is spent or a signal arrives; both end with a checkpoint.
+
+    Returns the signal.
+    """
     state, loop = run.state, run.loop
     metrics = MetricAccumulator(run)
     batches, take_step, rate = run.batches(), run.graphed_step or run.step, 0.0
@@ -92,7 +97,7 @@ def train(run: Run, stop: GracefulStop) -> None:
     run.objective.train()
     if run.step.ema is not None and not state.step:
         run.step.ema.restart()  # from the weights that the run begins with
-    while run.progress < 1 and stop.signal is None:
+    while (stopped := agree(run, stop)) is None and run.progress < 1:
         if run.phase is not (phase := phase_at(run.phases, run.progress)):
             metrics.report(rate)  # so that each report belongs to one phase
             state.seconds = time.perf_counter() - started  # with what the device had left to do
@@ -100,6 +105,7 @@ def train(run: Run, stop: GracefulStop) -> None:
             take_step = run.step  # lets go of the CUDA graph, whose memory the next one needs
             begin_phase(run, phase)
             batches, take_step = run.batches(), run.graphed_step or run.step
+            agree(run, stop)  # again, as the progress decides the learning rate
             started = time.perf_counter() - state.seconds  # the clock stood still
         rows = next(batches)
         if run.objective.update_progress(run.progress):  # another loss from here on
@@ -107,9 +113,9 @@ def train(run: Run, stop: GracefulStop) -> None:
             if run.step.ema is not None:
                 run.step.ema.restart()  # the discriminator may have other weights now
         rate = learning_rate(run.schedule_progress, run.schedule_steps, run.optim)
-        run.objective.set_step(state.step)
+        run.objective.set_step(state.step, run.ranks.share(run.phase.batch_size).start)
         metrics.add(take_step(rows, rate))  # tensors, never floats: no hidden synchronisation
-        state.advance(len(rows), rows.shape[1] - 2)
+        state.advance(run.phase.batch_size, run.phase.seq_length)
         state.seconds = time.perf_counter() - started
         if state.step % loop.report_every == 0:
             metrics.report(rate)
@@ -119,14 +125,19 @@ def train(run: Run, stop: GracefulStop) -> None:
             save_checkpoint(run, metrics)
             pause = score_checkpoint(run, stop)
             started, metrics.time_before = started + pause, metrics.time_before + pause
-    if not state.step:
-        return
-    if stop.signal is None:
+    if state.step and stopped is None:
         save_checkpoint(run, metrics)
         score_checkpoint(run, stop, last=True)
-    else:
+    elif state.step:
         metrics.check()
         write_checkpoint(run)
+    return stopped
+
+
+def agree(run: Run, stop: GracefulStop) -> signal.Signals | None:
+    """Set the first rank's clock on all ranks; return a signal that any of them has received."""
+    number, run.state.seconds = run.ranks.agree(stop.signal or 0, run.state.seconds)
+    return signal.Signals(number) if number else None
 
 
 def try_phases(run: Run) -> None:
@@ -135,9 +146,10 @@ def try_phases(run: Run) -> None:
     A lack of memory in a later phase shows now, and its kernels are compiled now.
     """
     current = run.phase
-    for phase in reversed(run.phases[run.phases.index(current) :]):
-        run.set_phase(phase)
-        dry_run(run, first_rows(run))
+    with run.ranks.together():
+        for phase in reversed(run.phases[run.phases.index(current) :]):
+            run.set_phase(phase)
+            dry_run(run, first_rows(run))
     if run.state.step:
         extend_positions(run)  # a checkpoint of the very end of a phase has not done it
         log_phase(run)
@@ -145,9 +157,10 @@ def try_phases(run: Run) -> None:
 
 def begin_phase(run: Run, phase: Phase) -> None:
     """Change to another sequence length or batch size: another CUDA graph, other kernels."""
-    run.set_phase(phase)
-    extend_positions(run)
-    dry_run(run, first_rows(run))
+    with run.ranks.together():
+        run.set_phase(phase)
+        extend_positions(run)
+        dry_run(run, first_rows(run))
     run.objective.train()
     log_phase(run)
 
@@ -160,14 +173,16 @@ def extend_positions(run: Run) -> None:
 
 
 def first_rows(run: Run) -> Tensor:
-    """The next batch of the current phase."""
-    shards = run.shards[run.phase.seq_length]
-    rows = rows_at(shards, run.position, run.phase.batch_size, run.loop.seed)
+    """This rank's rows of the next batch of the current phase."""
+    shards, share = run.shards[run.phase.seq_length], run.ranks.share(run.phase.batch_size)
+    rows = rows_at(shards, run.position + share.start, len(share), run.loop.seed)
     return torch.from_numpy(rows).to(run.step.device)
 
 
 def log_phase(run: Run) -> None:
     """Log and print that a phase has begun, unless it was logged before a resume."""
+    if not run.ranks.first:
+        return
     phase, kernels = run.phase, run.kernels()
     sizes = {"seq_length": phase.seq_length, "batch_size": phase.batch_size}
     logged = [line for line in read_metrics(run.folder) if line["kind"] == "phase"]
@@ -189,7 +204,7 @@ def dry_run(run: Run, rows: Tensor) -> None:
     before = random_state(step.device)
     step.objective.train()
     try:
-        if run.loop.cuda_graph and step.device.type == "cuda":
+        if run.uses_cuda_graph:
             run.graphed_step = capture_cuda_graph(step, rows)
             # The graph keeps its memory, so validation needs memory beside it.
             rows = run.held_out[: step.micro_batch]
@@ -224,7 +239,7 @@ def _out_of_memory(run: Run) -> str:
             "Not even one row fits into the memory of this device: use a smaller model or shorter "
             "rows, or set train.activation_checkpointing=true."
         )
-    batch = math.gcd(*(phase.batch_size for phase in run.phases))
+    batch = math.gcd(*(phase.batch_size for phase in run.phases)) // run.ranks.size
     parts = [n for n in range(2 * run.loop.grad_accumulation, batch + 1) if batch % n == 0]
     more = f"set train.grad_accumulation={parts[0]} (same result, smaller micro-batches), or "
     length = f" of {run.phase.seq_length} tokens" if len(run.phases) > 1 else ""
@@ -238,7 +253,9 @@ def run_validation(run: Run) -> None:
     """Measure on held-out text, log the metrics and warn of what looks wrong."""
     state, step = run.state, run.step
     with step.averaged_weights():
-        state.held_out = validate(step.objective, run.held_out, step.micro_batch, step.dtype)
+        state.held_out = validate(
+            step.objective, run.held_out, step.micro_batch, step.dtype, run.ranks
+        )
     run.metrics_log.write(
         "held_out",
         state.step,
@@ -264,22 +281,34 @@ def save_checkpoint(run: Run, metrics: "MetricAccumulator") -> None:
         run_validation(run)
     # The training losses are from before the last update; validation is the first to see its
     # weights.
-    check_finite({"held-out loss": state.held_out["loss"]}, state.step, metrics.last_good())
+    with run.ranks.together():
+        check_finite({"held-out loss": state.held_out["loss"]}, state.step, metrics.last_good())
     loss, length = state.held_out["loss"], run.phase.seq_length
     # Losses on rows of different lengths are not compared.
     comparable = state.best.get("seq_length", length) == length
     if not state.best or not comparable or loss < state.best["loss"]:
         state.best = {"step": state.step, "loss": loss, "seq_length": length}
     write_checkpoint(run)
-    prune_checkpoints(run)
+    with run.ranks.together():
+        if run.ranks.first:
+            prune_checkpoints(run)
 
 
 def write_checkpoint(run: Run) -> None:
-    """Write a checkpoint of the current step."""
+    """Write a checkpoint of the current step; the first rank does it while the others wait."""
     step = run.step
-    checkpoint.save(
-        run.folder, run.state, step.objective, step.optimizer, step.ema, pad_id=run.pad_id
-    )
+    random = gather_random_states(run.ranks, random_state(step.device))
+    with run.ranks.together():
+        if run.ranks.first:
+            checkpoint.save(
+                run.folder,
+                run.state,
+                step.objective,
+                step.optimizer,
+                step.ema,
+                random=random,
+                pad_id=run.pad_id,
+            )
 
 
 def update_view(run: Run, **metrics: dict[str, float]) -> None:
@@ -309,8 +338,11 @@ class MetricAccumulator:
 
     def check(self) -> dict[str, float]:
         """The sums since the last report; stops the run if they are not finite."""
-        values = dict(zip(self.names, self.total.tolist(), strict=True))
-        check_finite(values, self.run.state.step, self.last_good())
+        ranks, total = self.run.ranks, self.total.clone()
+        ranks.sum_(total[:-1])  # the gradient norm is that of the whole batch already
+        values = dict(zip(self.names, total.tolist(), strict=True))
+        with ranks.together():
+            check_finite(values, self.run.state.step, self.last_good())
         return values
 
     def last_good(self) -> str:

@@ -20,14 +20,20 @@ class Logger(Protocol):
 
 
 class MetricsLog:
-    """Appends to `metrics.jsonl`, the source of truth, and passes the metrics to the logger."""
+    """Appends to `metrics.jsonl`, the source of truth, and passes the metrics to the logger.
 
-    def __init__(self, run: Path, logger: Logger | None = None) -> None:
+    One process of a run writes; those of the others are not `enabled`.
+    """
+
+    def __init__(self, run: Path, logger: Logger | None = None, *, enabled: bool = True) -> None:
         self.path = run / "metrics.jsonl"
         self.logger = logger
+        self.enabled = enabled
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append one line: kind ('train', 'held_out', 'score', 'phase', 'event') and metrics."""
+        if not self.enabled:
+            return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(to_json({"kind": kind, "step": step, **values}) + "\n")
         if self.logger and kind in ("train", "held_out", "score"):
@@ -38,6 +44,8 @@ class MetricsLog:
 
     def rewind(self, step: int) -> None:
         """Drop the lines after `step`, from which the run resumes."""
+        if not self.enabled:
+            return
         kept = [line for line in read_metrics(self.path.parent) if line["step"] <= step]
         write_atomic(self.path, "".join(to_json(line) + "\n" for line in kept).encode())
 

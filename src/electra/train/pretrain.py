@@ -3,7 +3,7 @@
 import shlex
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,6 @@ from torch import nn
 
 from electra.config import override, to_dict
 from electra.device import (
-    check_one_process,
     choose_device,
     choose_precision,
     device_name,
@@ -24,20 +23,28 @@ from electra.device import (
 )
 from electra.errors import UserError
 from electra.models.flops import Workload, row_flops, workloads_of
-from electra.models.frequency_generator import FrequencyGenerator
 from electra.objectives.corrupt import max_masked
 from electra.objectives.kinds import build
 from electra.objectives.objective import Objective, VocabInfo
 from electra.optim.ema import WeightEma
 from electra.optim.optimizer import build_optimizer
-from electra.run_dir import GracefulStop, check_out_dir, lock_run_dir
+from electra.run_dir import GracefulStop, check_out_dir
 from electra.text.shards import Shards
 from electra.text.tokenizer import Vocabulary, fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
 from electra.train.accelerate import use_cheap_cpu_dropout_, use_fused_kernels_
 from electra.train.budget import parse_budget
 from electra.train.checkpoint import TrainState
-from electra.train.data import data_digest, open_all_lengths, open_data
+from electra.train.data import open_all_lengths, open_data
+from electra.train.distributed import (
+    ONE_RANK,
+    Ranks,
+    check_batches,
+    check_launched,
+    console_of,
+    describe_cuda,
+    locked_by_first,
+)
 from electra.train.health import HealthCheck
 from electra.train.init_from import (
     check_tokenizer,
@@ -51,13 +58,13 @@ from electra.train.loop import run_validation, train, try_phases
 from electra.train.metrics_log import MetricsLog, open_logger, read_metrics
 from electra.train.phases import Phase, extend_positions_
 from electra.train.progress_view import ProgressView
+from electra.train.restore import load_latest, share_state
 from electra.train.run import Run
 from electra.train.run_config import check_same, check_unedited, read_run_config, save_config
 from electra.train.scoring import MakeScorer, Scorer, describe_best, prepare_scoring
 from electra.train.settings import PretrainConfig
 from electra.train.step import Step
 from electra.train.unused_settings import check_unused
-from electra.train.validation import token_counts
 
 
 def start(
@@ -66,6 +73,7 @@ def start(
     console: Console,
     given: Collection[str] = (),
     make_scorer: MakeScorer | None = None,
+    ranks: Ranks = ONE_RANK,
     *,
     temporary: bool = False,
 ) -> int:
@@ -75,29 +83,34 @@ def start(
     by a run that starts from a trained model. At the end, the run says where its model is, unless
     the folder is `temporary`.
     """
-    check_one_process()
-    if (out / "config.yaml").exists() or checkpoint.checkpoints(out):
-        raise UserError(
-            f"{out} already holds a run: add --resume to continue it, or choose another --out."
-        )
-    check_out_dir(out, "run")
-    check_unused(config, given)
-    if config.init_from.model:
-        config = resolve_init(config, given)
-    config, shards, vocab = resolve_data(config)
-    folder = str(Path(config.data.folder).resolve())  # absolute, to resume from anywhere
-    config = replace(config, data=replace(config.data, folder=folder))
-    config, scorer = prepare_scoring(config, shards.tokenizer, make_scorer)
-    with lock_run_dir(out):
+    check_launched(ranks)
+    console = console_of(ranks, console)
+    with ranks.together():
+        if (out / "config.yaml").exists() or checkpoint.checkpoints(out):
+            raise UserError(
+                f"{out} already holds a run: add --resume to continue it, or choose another --out."
+            )
+        check_out_dir(out, "run")
+        check_unused(config, given)
+        if config.init_from.model:
+            config = resolve_init(config, given)
+        config, shards, vocab = resolve_data(config)
+        folder = str(Path(config.data.folder).resolve())  # absolute, to resume from anywhere
+        config = replace(config, data=replace(config.data, folder=folder))
+        config, scorer = prepare_scoring(config, shards.tokenizer, make_scorer)
+    with locked_by_first(ranks, out):
         try:
-            shutil.copytree(shards.tokenizer, out / "tokenizer")
-            save_config(config, out)
+            with ranks.together():
+                if ranks.first:
+                    shutil.copytree(shards.tokenizer, out / "tokenizer")
+                    save_config(config, out)
             if config.init_from.model:
                 for line in describe_init(config, row_workloads(config), budget_steps(config)):
                     console.print(line, soft_wrap=True, markup=False)
-            return run_loop(config, out, shards, vocab, console, scorer, temporary=temporary)
+            return run_loop(config, out, shards, vocab, console, ranks, scorer, temporary=temporary)
         except Exception:
-            if not read_metrics(out):  # failed before the first step: leave nothing behind
+            # failed before the first step: leave nothing behind
+            if ranks.first and not read_metrics(out):
                 shutil.rmtree(out, ignore_errors=True)
             raise
 
@@ -165,34 +178,38 @@ def resume(
     base: PretrainConfig | None = None,
     changes: Sequence[str] = (),
     make_scorer: MakeScorer | None = None,
+    ranks: Ranks = ONE_RANK,
 ) -> int:
     """Continue a run from its last checkpoint; the run folder is all that is needed.
 
     `changes` may set what `MAY_CHANGE_ON_RESUME` lists; `base`, if given, must be the recipe that
     the run was started with.
     """
-    check_one_process()
-    config = read_run_config(out)
-    check_unedited(config, out)
-    check_same(config, override(keep_resolved(base or config, config), changes))
-    config = override(config, changes)
-    if data is not None:  # the shards may have moved; their digest is compared when they are opened
-        config = replace(config, data=replace(config.data, folder=str(data.resolve())))
-    elif not Path(config.data.folder).is_dir():
-        raise UserError(
-            f"'{config.data.folder}', the data of {out}, is not a folder of token shards any more: "
-            "say with --data where it is now."
-        )
-    with lock_run_dir(out):
-        shards = open_data(config.data, config.model.max_positions)
-        if shards.fingerprint != fingerprint(load_tokenizer(out / "tokenizer")):
+    check_launched(ranks)
+    console = console_of(ranks, console)
+    with ranks.together():
+        config = read_run_config(out)
+        check_unedited(config, out)
+        check_same(config, override(keep_resolved(base or config, config), changes))
+        config = override(config, changes)
+        if data is not None:  # the shards may have moved; their digest is compared later
+            config = replace(config, data=replace(config.data, folder=str(data.resolve())))
+        elif not Path(config.data.folder).is_dir():
             raise UserError(
-                f"{shards.folder} was prepared with another tokenizer than the run {out}: give the "
-                "data that the run was started with."
+                f"'{config.data.folder}', the data of {out}, is not a folder of token shards any "
+                "more: say with --data where it is now."
             )
-        config, scorer = prepare_scoring(config, out / "tokenizer", make_scorer)
-        vocab = load_vocabulary(out / "tokenizer")
-        return run_loop(config, out, shards, vocab, console, scorer)
+    with locked_by_first(ranks, out):
+        with ranks.together():
+            shards = open_data(config.data, config.model.max_positions)
+            if shards.fingerprint != fingerprint(load_tokenizer(out / "tokenizer")):
+                raise UserError(
+                    f"{shards.folder} was prepared with another tokenizer than the run {out}: give "
+                    "the data that the run was started with."
+                )
+            config, scorer = prepare_scoring(config, out / "tokenizer", make_scorer)
+            vocab = load_vocabulary(out / "tokenizer")
+        return run_loop(config, out, shards, vocab, console, ranks, scorer)
 
 
 def build_objective(config: PretrainConfig, vocab: Vocabulary) -> Objective:
@@ -212,75 +229,101 @@ def run_loop(
     shards: Shards,
     vocab: Vocabulary,
     console: Console,
+    ranks: Ranks = ONE_RANK,
     scorer: Scorer | None = None,
     *,
     temporary: bool = False,
 ) -> int:
     """Build the run, load its latest checkpoint, train, and print how it ended."""
-    with GracefulStop() as stop, build_run(config, out, shards, vocab, console) as run:
+    several = ranks.size > 1
+    with (
+        GracefulStop(patient=several) as stop,
+        build_run(config, out, shards, vocab, console, ranks) as run,
+    ):
         run.scorer, run.score_every = scorer, config.score_on.every
         try_phases(run)
-        save_config(config, out)
-        how = {
-            "kernels": run.kernels(),
-            "device": run.step.device.type,
-            "hardware": device_name(run.step.device),
-            "grad_accumulation": run.loop.grad_accumulation,
-        }
-        if read_metrics(out):
-            if run.progress < 1:
-                run.metrics_log.write("event", run.state.step, message="resumed", **how)
-        else:
-            sizes = parameter_counts(run.objective)
-            run.metrics_log.write("event", 0, message="started", parameters=sizes, **how)
-            if config.init_from.sha256 and not config.objective.generator_first:
-                run_validation(run)  # of the model as it was, to compare with
+        with ranks.together():
+            if ranks.first:
+                save_config(config, out)
+        log_start(run, config)
         run.view.print(f"{_headline(run, shards)} Kernels: {run.kernels()}.")
+        if run.step.device.type == "cuda" and several:
+            run.view.print(describe_cuda(ranks, config.train.cuda_graph))
         if scorer is not None:
             run.view.print(scorer.description)
-        train(run, stop)
+        stopped = train(run, stop)
     if temporary:
-        return 0 if stop.signal is None else 128 + stop.signal
-    last = checkpoint.checkpoints(out)
-    if stop.signal is not None:
+        return 0 if stopped is None else 128 + stopped
+    last = checkpoint.checkpoints(out) if ranks.first else []
+    if stopped is not None:
         console.print(
-            f"Stopped by {stop.signal.name} at step {run.state.step}; "
+            f"Stopped by {stopped.name} at step {run.state.step}; "
             + (f"saved {last[-1]}. " if last else "")
             + f"Continue with: electra pretrain --resume --out {shlex.quote(str(out))}",
             soft_wrap=True,
             markup=False,
         )
-        return 128 + stop.signal
-    done = f"Done: {run.state.step:,} steps. The model is in {last[-1]}"
-    best = describe_best(read_metrics(out)) if scorer is not None else ""
-    console.print(done + (f"; {best}" if best else ""), soft_wrap=True, markup=False)
+        return 128 + stopped
+    if ranks.first:
+        done = f"Done: {run.state.step:,} steps. The model is in {last[-1]}"
+        best = describe_best(read_metrics(out)) if scorer is not None else ""
+        console.print(done + (f"; {best}" if best else ""), soft_wrap=True, markup=False)
     return 0
+
+
+def log_start(run: Run, config: PretrainConfig) -> None:
+    """Log how the run is computed; measure the model that a continued run starts from."""
+    how = {
+        "kernels": run.kernels(),
+        "device": run.step.device.type,
+        "hardware": device_name(run.step.device),
+        "ranks": run.ranks.size,
+        "grad_accumulation": run.loop.grad_accumulation,
+    }
+    if run.ranks.broadcast(bool(read_metrics(run.folder))):
+        if run.progress < 1:
+            run.metrics_log.write("event", run.state.step, message="resumed", **how)
+        return
+    sizes = parameter_counts(run.objective)
+    run.metrics_log.write("event", 0, message="started", parameters=sizes, **how)
+    if config.init_from.sha256 and not config.objective.generator_first:
+        run_validation(run)  # of the model as it was, to compare with
 
 
 @contextmanager
 def build_run(
-    config: PretrainConfig, out: Path, shards: Shards, vocab: Vocabulary, console: Console
+    config: PretrainConfig,
+    out: Path,
+    shards: Shards,
+    vocab: Vocabulary,
+    console: Console,
+    ranks: Ranks = ONE_RANK,
 ) -> Iterator[Run]:
     """Build a run; if it has checkpoints, load the latest."""
     loop = config.train
     set_cpu_threads(loop.threads)
     torch.manual_seed(loop.seed)
-    objective = build_objective(config, vocab)
-    if config.init_from.model and not checkpoint.checkpoints(out):
-        load_init_(objective, config)
-    objective = objective.to(choose_device(loop.device))
-    step = build_step(config, objective)
-    by_length = open_all_lengths(config.data, shards)
-    state = load_latest(out, step, by_length)
+    with ranks.together():
+        check_batches(ranks, (p.batch_size for p in config.data.phases), loop.grad_accumulation)
+        objective = build_objective(config, vocab)
+        if config.init_from.model and not checkpoint.checkpoints(out):
+            load_init_(objective, config)
+        objective = objective.to(ranks.place(choose_device(loop.device)))
+        step = build_step(config, objective, ranks)
+        by_length = open_all_lengths(config.data, shards)
+        state = load_latest(out, step, by_length) if ranks.first else TrainState()
+    state = share_state(out, step, state, by_length, loop.seed)
     if config.init_from.model and not state.step:
         state.known_positions = trained_positions(config)
         extend_positions_(
             step, state.known_positions, config.data.phases[0].seq_length, state.known_positions
         )
-    metrics_log = MetricsLog(out)
+    metrics_log = MetricsLog(out, enabled=ranks.first)
     metrics_log.rewind(state.step)
     with ProgressView(console, f"electra pretrain · {config.name} · {out}") as view:
-        metrics_log.logger = open_logger(loop.logger, out, to_dict(config))
+        with ranks.together():
+            if ranks.first:
+                metrics_log.logger = open_logger(loop.logger, out, to_dict(config))
         try:
             yield Run(
                 folder=out,
@@ -292,7 +335,7 @@ def build_run(
                 phases=config.data.phases,
                 shards=by_length,
                 flops_per_row={n: flops_per_row(config, n) for n in by_length},
-                peak_flops=measure_peak(step.device, step.dtype),
+                peak_flops=ranks.size * measure_peak(step.device, step.dtype),
                 pad_id=vocab.pad,
                 metrics_log=metrics_log,
                 view=view,
@@ -302,7 +345,7 @@ def build_run(
             metrics_log.close()
 
 
-def build_step(config: PretrainConfig, objective: Objective) -> Step:
+def build_step(config: PretrainConfig, objective: Objective, ranks: Ranks = ONE_RANK) -> Step:
     """The training step of a configuration, on the objective's device."""
     optim, loop = config.optim, config.train
     device = objective.maskable.device
@@ -327,33 +370,10 @@ def build_step(config: PretrainConfig, objective: Objective) -> Step:
         optimizer=optimizer,
         forward=torch.compile(objective, dynamic=False) if loop.compile else objective,
         dtype=dtype,
-        micro_batch=config.data.phases[0].batch_size // loop.grad_accumulation,
+        micro_batch=config.data.phases[0].batch_size // loop.grad_accumulation // ranks.size,
         ema=WeightEma(dict(objective.named_parameters()), optim.ema) if optim.ema else None,
+        ranks=ranks,
     )
-
-
-def load_latest(out: Path, step: Step, shards: Mapping[int, Shards]) -> TrainState:
-    """Load the last checkpoint; without one, return the state of a new run."""
-    digest, first = data_digest(shards), next(iter(shards.values()))
-    checkpoint.clean(out)
-    saved = checkpoint.checkpoints(out)
-    if not saved:
-        set_unigram_counts(step.objective, first)
-        return TrainState(data_digest=digest)
-    state = checkpoint.restore(saved[-1], step.objective, step.optimizer, step.ema)
-    if state.data_digest != digest:
-        raise UserError(
-            f"{first.folder} is not the data that {out} was started with: give the same shards, "
-            "or start a new run."
-        )
-    return state
-
-
-def set_unigram_counts(objective: Objective, shards: Shards) -> None:
-    """Give a unigram generator the token counts of the training text."""
-    generator = getattr(objective, "generator", None)
-    if isinstance(generator, FrequencyGenerator) and generator.counted:
-        generator.set_counts(torch.from_numpy(token_counts(shards, len(objective.maskable))))
 
 
 def parameter_counts(objective: nn.Module) -> dict[str, int]:
@@ -367,9 +387,11 @@ def _headline(run: Run, shards: Shards) -> str:
     sizes = ", ".join(f"{name} {n / 1e6:.1f} M" for name, n in counts.items())
     where = "Resuming at step" if run.state.step else "Starting at step"
     precision = str(run.step.dtype).removeprefix("torch.")
+    processes = f"{run.ranks.size} processes on " if run.ranks.size > 1 else ""
     later = [f"from {phase.begin:.0%} {phase.describe()}" for phase in run.phases[1:]]
     phases = f"; a step has {', '.join([run.phases[0].describe(), *later])}" if later else ""
     return (
-        f"{where} {run.state.step:,} on {run.step.device.type} in {precision}: parameters of the "
-        f"{sizes}; {shards.tokens / 1e6:.1f} M tokens of text, {run.loop.budget}{phases}."
+        f"{where} {run.state.step:,} on {processes}{run.step.device.type} in {precision}: "
+        f"parameters of the {sizes}; {shards.tokens / 1e6:.1f} M tokens of text, "
+        f"{run.loop.budget}{phases}."
     )

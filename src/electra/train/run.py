@@ -17,6 +17,7 @@ from electra.train.budget import Budget
 from electra.train.checkpoint import TrainState
 from electra.train.cuda_graph import GraphedStep
 from electra.train.data import held_out_rows, stream
+from electra.train.distributed import Ranks
 from electra.train.health import HealthCheck
 from electra.train.metrics_log import MetricsLog
 from electra.train.phases import Phase, phase_at
@@ -43,7 +44,7 @@ class Run:
     """The data, by sequence length."""
     flops_per_row: dict[int, int]
     peak_flops: float
-    """FLOP/s that a large matmul reaches on this device."""
+    """FLOP/s that a large matmul reaches on this device, times the ranks."""
     pad_id: int
     metrics_log: MetricsLog
     view: ProgressView
@@ -65,7 +66,7 @@ class Run:
     def set_phase(self, phase: Phase) -> None:
         """Set what depends on the phase; the CUDA graph of another one is freed."""
         self.phase = phase
-        self.step.micro_batch = phase.batch_size // self.loop.grad_accumulation
+        self.step.micro_batch = phase.batch_size // self.loop.grad_accumulation // self.ranks.size
         self.held_out = held_out_rows(self.shards[phase.seq_length], self.loop.validate_rows)
         if self.graphed_step is not None:
             self.graphed_step = None
@@ -75,6 +76,10 @@ class Run:
     @property
     def objective(self) -> Objective:
         return self.step.objective
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.step.ranks
 
     @property
     def flops(self) -> int:
@@ -93,10 +98,18 @@ class Run:
         return self.state.rows_of_length.get(self.phase.seq_length, 0)
 
     def batches(self) -> Generator[Tensor, None, None]:
-        """The batches of the current phase, from the current position on."""
+        """This rank's rows of the batches of the current phase, from the current position on."""
         shards = self.shards[self.phase.seq_length]
+        device = self.step.device
         return stream(
-            shards, self.phase.batch_size, self.loop.seed, self.position, self.step.device
+            shards, self.phase.batch_size, self.loop.seed, self.position, device, self.ranks
+        )
+
+    @property
+    def uses_cuda_graph(self) -> bool:
+        """Whether a step is one CUDA graph: with several ranks it is not, see docs/many-gpus.md."""
+        return (
+            self.loop.cuda_graph and self.step.device.type == "cuda" and self.step.ranks.size == 1
         )
 
     def kernels(self) -> str:

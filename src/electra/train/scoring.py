@@ -99,8 +99,15 @@ def prepare_scoring(
 def score_checkpoint(run: "Run", stop: GracefulStop, *, last: bool = False) -> float:
     """Score the checkpoint of this step if that is due; returns the seconds it took.
 
-    The run's weights and random numbers stay as they are. A failure is a warning.
+    The run's weights and random numbers stay as they are. A failure is a warning. With several
+    ranks the first one scores, and the others wait.
     """
+    if run.scorer is None:
+        return 0.0
+    return run.ranks.broadcast(_score(run, stop, last) if run.ranks.first else 0.0)
+
+
+def _score(run: "Run", stop: GracefulStop, last: bool) -> float:
     scorer, state = run.scorer, run.state
     folder = run.folder / "checkpoints" / f"step-{state.step:08d}"
     if scorer is None or stop.signal is not None or not is_due(run, scorer, folder, last):

@@ -13,6 +13,7 @@ from electra.objectives.corrupt import Masked
 from electra.objectives.objective import LossOutput, Objective
 from electra.optim.ema import WeightEma
 from electra.optim.optimizer import Optimizer
+from electra.train.distributed import ONE_RANK, Ranks
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,23 +27,40 @@ class Step:
     dtype: torch.dtype
     """Precision of the matmuls; weights and optimizer state stay in fp32."""
     micro_batch: int
-    """Rows per forward pass."""
+    """Rows per forward pass, on each rank."""
     ema: WeightEma | None = None
     """The moving average of the weights, if `optim.ema` asks for one."""
+    ranks: Ranks = ONE_RANK
+    """The processes that share a batch; each calls the step with its own rows."""
 
     @property
     def device(self) -> torch.device:
         return self.objective.maskable.device
 
     def __call__(self, rows: Tensor, rate: float | Tensor) -> Tensor:
-        """Take one step at this learning rate; returns the metric sums and the gradient norm."""
+        """Take one step at this learning rate; returns the metric sums and the gradient norm.
+
+        The metric sums are those of this rank's rows; weights and norm are the same on all ranks.
+        """
         batch, masked, totals = self.objective.mask_batch(rows)
-        sums = self.backward(batch, masked, totals)
+        # Counts of the whole batch, so that the ranks' gradients add up to its gradient
+        sums = self.backward(batch, masked, self.ranks.sum_(totals))
+        self.sum_gradients()
         norm = self.optimizer.step(rate)
         self.optimizer.zero_grad()
         if self.ema is not None:
             self.ema.update()
         return torch.cat([sums, norm.reshape(1)])
+
+    def sum_gradients(self) -> None:
+        """Replace the gradients by their sums over all ranks, with one all-reduce."""
+        if self.ranks.size == 1:
+            return
+        params = [p for p in self.objective.parameters() if p.grad is not None]
+        flat = torch.cat([p.grad.flatten() for p in params])  # type: ignore[union-attr]
+        self.ranks.sum_(flat)
+        for p, grad in zip(params, flat.split([p.numel() for p in params]), strict=True):
+            p.grad = grad.view_as(p)
 
     def averaged_weights(self) -> AbstractContextManager[None]:
         """Replace the weights by their moving average, if there is one, within a `with`."""

@@ -9,6 +9,7 @@ from electra.device import autocast, random_state, set_random_state
 from electra.objectives.objective import Objective
 from electra.text.shards import Shards
 from electra.train.diagnostics import accuracy_floor, run_diagnostics
+from electra.train.distributed import ONE_RANK, Ranks
 
 VALIDATION_STEP = -1
 """The step of validation's masks and samples, so that they are the same each time."""
@@ -18,9 +19,16 @@ COUNTED_AT_ONCE = 65_536
 
 @torch.no_grad()
 def validate(
-    objective: Objective, rows: Tensor, micro_batch: int, dtype: torch.dtype
+    objective: Objective,
+    rows: Tensor,
+    micro_batch: int,
+    dtype: torch.dtype,
+    ranks: Ranks = ONE_RANK,
 ) -> dict[str, float]:
-    """Corrupt held-out rows as in training and measure; the random state stays as it was."""
+    """Corrupt held-out rows as in training and measure; the random state stays as it was.
+
+    All ranks give the same `rows`, measure a share of them each, and return the same metrics.
+    """
     device = objective.maskable.device
     before, was_training = random_state(device), objective.training
     torch.manual_seed(0)
@@ -30,10 +38,10 @@ def validate(
     sums = torch.zeros(len(objective.metric_names), device=device)
     label_counts = torch.zeros(len(objective.maskable), dtype=torch.long, device=device)
     detections = []
-    for first_row, part in zip(
-        range(0, len(rows), micro_batch), rows.split(micro_batch), strict=True
-    ):
-        objective.set_step(VALIDATION_STEP, first_row)
+    share = ranks.share(len(rows))
+    for first_row in share[::micro_batch]:
+        part = rows[first_row : min(first_row + micro_batch, share.stop)]
+        objective.set_step(VALIDATION_STEP, first_row)  # masks do not depend on the ranks
         batch, masked, totals = objective.mask_batch(part.to(device))
         label_counts.scatter_add_(0, masked.labels.flatten(), masked.is_masked.flatten().long())
         with autocast(device, dtype):
@@ -45,12 +53,17 @@ def validate(
     objective.train(was_training)
     objective.counter.copy_(counter)
     set_random_state(before)
+    ranks.sum_(sums)
+    ranks.sum_(label_counts)
     metrics = objective.compute_metrics(
         dict(zip(objective.metric_names, sums.tolist(), strict=True))
     )
+    own = None
     if detections:
         scores, replaced, loss_mask = map(torch.cat, zip(*detections, strict=True))
-        metrics[objective.auc] = auc(*(t[loss_mask].cpu().numpy() for t in (scores, replaced)))
+        own = [t[loss_mask].cpu().numpy() for t in (scores, replaced)]
+    if found := [pair for pair in ranks.gather(own) if pair is not None]:
+        metrics[objective.auc] = auc(*map(np.concatenate, zip(*found, strict=True)))
     if fixed is not None:
         metrics["fixed_auc"] = auc(*(t.cpu().numpy() for t in fixed))
     floor = accuracy_floor(objective, label_counts)

@@ -77,8 +77,8 @@ def describe(held_out: dict[str, Any]) -> list[str]:
                 else ""
             )
             said.append(
-                f"The {name}'s top prediction is right for {held_out[f'{name}_accuracy']:.1%} of the "
-                f"masked tokens{more}."
+                f"The {name}'s top prediction is right for {held_out[f'{name}_accuracy']:.1%} of "
+                f"the masked tokens{more}."
             )
             break
     return said or ["The last validation measured the loss alone."]
