@@ -191,7 +191,7 @@ def test_evaluate_and_report(ran, data_folder, tmp_path):
         found
     ):  # as the command prints them: a dash for what is no number
         assert (format_metric(key, found[key]) == "–") == (found[key] != found[key])
-    _, page = write_report(ran.out, tmp_path)
+    _, page = write_report([ran.out], tmp_path)
     text = page.read_text(encoding="utf-8")
     for key, label in metrics_present(metrics_of(ran.out, "train")[-1], found):
         assert f"<td>{label}</td>" in text, key

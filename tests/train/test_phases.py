@@ -226,7 +226,7 @@ def test_metrics_name_the_phase(staged, with_train, tmp_path, console):
     printed = console.file.getvalue()
     assert "a step has 8 rows of 16 tokens, from 50% 4 rows of 32 tokens" in printed
     assert "Step 10: from here a step has 4 rows of 32 tokens. Kernels: plain modules." in printed
-    _, page = write_report(tmp_path / "run")
+    _, page = write_report([tmp_path / "run"])
     assert "4 rows of 32 tokens from step 10" in page.read_text()
     _, found = evaluate(tmp_path / "run", Path(config.data.folder), config.train.validate_rows)
     assert found["loss"] == pytest.approx(lines(tmp_path / "run", "held_out")[-1]["loss"], rel=1e-5)

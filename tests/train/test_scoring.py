@@ -83,7 +83,7 @@ def test_the_best_is_named_and_kept(scored, with_train, tmp_path, console):
     assert last.startswith("Done: 20 steps.")
     best = "best on moods: step-00000015, accuracy 0.9000 (median of 2)"
     assert last.endswith(best)
-    _, page = write_report(run, tmp_path / "report")
+    _, page = write_report([run], tmp_path / "report")
     assert best in page.read_text()
     assert "Score on your task" in [title for title, _ in panels_of(read_metrics(run))]
 
