@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from electra.device import random_state
 from electra.errors import UserError
 from electra.kernels import modules
 from electra.kernels.any_gpu import embedding, mlm, rtd
@@ -330,11 +331,11 @@ def test_checkpoints_are_the_same_files(share, make, tmp_path):
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "config.yaml").touch()
     optimizer = PaperAdam(list(objective.parameters()))
-    state = checkpoint.TrainState()
-    before = checkpoint.save(tmp_path, state, objective, optimizer, pad_id=0)
+    state, random = checkpoint.TrainState(), random_state(torch.device("cpu"))
+    before = checkpoint.save(tmp_path, state, objective, optimizer, pad_id=0, random=random)
     use_fused_kernels_(objective)
     state = replace(state, step=1)
-    after = checkpoint.save(tmp_path, state, objective, optimizer, pad_id=0)
+    after = checkpoint.save(tmp_path, state, objective, optimizer, pad_id=0, random=random)
     files = sorted(p.relative_to(before) for p in before.rglob("*") if p.is_file())
     assert files == sorted(p.relative_to(after) for p in after.rglob("*") if p.is_file())
     assert len(files) > 6

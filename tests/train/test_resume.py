@@ -175,8 +175,8 @@ def test_a_resume_is_an_event(tiny, with_train, tmp_path, console, monkeypatch):
     begun, resumed = events
     how = {"device": "cpu", "kernels": begun["kernels"]}
     assert begun.items() >= {"message": "started", "grad_accumulation": 1, **how}.items()
-    wanted = {"kind": "event", "message": "resumed", "grad_accumulation": 2, **how}
-    assert resumed == {**wanted, "step": 3}
+    wanted = {"kind": "event", "message": "resumed", "grad_accumulation": 2, "ranks": 1, **how}
+    assert resumed.items() >= {**wanted, "step": 3}.items()
     assert resume(out, console) == 0  # nothing is left to do
     assert [line for line in read_metrics(out) if line["kind"] == "event"] == events
 
