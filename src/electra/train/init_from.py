@@ -296,11 +296,11 @@ def trained_positions(config: "PretrainConfig") -> int:
 
     A run of ours knows; for other models it is the whole table.
     """
-    folder, every = find_source(config).first.parent, config.model.max_positions
+    folder = find_source(config).first.parent
     if not (folder / "state.json").is_file():
-        return every
+        return config.model.max_positions
     state = read_state(folder)
-    return max([state.known_positions, *state.rows_of_length]) or every  # older runs do not know
+    return max([state.known_positions, *state.rows_of_length])
 
 
 @torch.no_grad()
