@@ -8,6 +8,10 @@ class UserError(Exception):
     """An error that the user can fix; the command line prints it and exits with code 2."""
 
 
+class DivergedError(UserError):
+    """Training whose loss is not a finite number any more."""
+
+
 class QuietError(UserError):
     """An error that another process of the same run reports."""
 

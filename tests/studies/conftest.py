@@ -62,6 +62,8 @@ def command(data_folder, labels, blimp, tmp_path):
         if score in ("blimp", "both"):
             scores += ("--blimp", blimp)
         place = ("--data", data_folder, "--out", tmp_path / out, "--seeds", 1)
+        if name == "tying" and "--arms" not in more:
+            place += ("--arms", "none,embeddings,all")  # those of the paper
         return ("study", name, *SMALL, *place, "--budget", budget, *scores, *more)
 
     return words

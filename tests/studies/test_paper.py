@@ -14,12 +14,12 @@ from electra.objectives.kinds import build
 from electra.objectives.objective import VocabInfo
 from electra.recipes import recipe
 from electra.studies.paper import STUDIES, find_study
-from electra.studies.run import folder_name
 from electra.studies.study import (
     SCALES,
     arm_config,
     row_costs,
 )
+from electra.studies.study_run import folder_name
 from electra.train.budget import parse_budget
 
 VOCABULARY = {"tiny": 4000, "small": 30522, "paper": 30522}
@@ -118,7 +118,8 @@ def test_what_the_arms_are(scale):
     assert (bert.mask_rate, bert.mask_token_prob, bert.random_token_prob) == (0.15, 0.8, 0.1)
     _, found = configs("tying", scale)
     assert {config.generator.width for _, config in found.values()} == {1}
-    assert [config.generator.tie for _, config in found.values()] == ["none", "embeddings", "all"]
+    ties = [config.generator.tie for _, config in found.values()]
+    assert ties == ["none", "embeddings", "all", "gdes"]
     _, found = configs("training-algorithms", scale)
     kinds = [config.objective.kind for _, config in found.values()]
     assert kinds == ["rtd", "two-stage", "adversarial", "mlm"]

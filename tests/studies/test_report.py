@@ -126,7 +126,9 @@ def test_a_curve_over_compute(tmp_path, console, monkeypatch):
     )
     study = find_study("efficiency", SCALES["tiny"])
     written(study, made_results(study, blimp=0.6), [BlimpScorer(PAIRS)], tmp_path, console)
-    (_, ours), (_, papers) = panels
+    (_, ours), (_, times), (_, papers) = panels
+    assert times.get_xlabel() == "minutes of training"
+    assert {x for line in times.get_lines() for x in line.get_xdata()} == {3 / 60}  # 2 and 4 s
     assert ours.get_xscale() == papers.get_xscale() == "log"
     lines = {line.get_label(): line for line in ours.get_lines() if line.get_label()[0] != "_"}
     assert set(lines) == {"ELECTRA", "BERT"}
@@ -145,3 +147,24 @@ def test_scores_that_are_not_reported_do_not_count():
         [75.0],
     ]
     assert ArmResults(arm, runs, ["rte", "cola"]).scores == [62.5]
+
+
+def test_diagnostics_of_the_runs(tmp_path, console):
+    study = find_study("objectives", SCALES["tiny"])
+    results = made_results(study, cola=0.4, rte=0.6)
+    for result in results:
+        if result["arm"] == "ELECTRA":
+            ends = {"generator": None if result["seed"] else 4000, "discriminator": 2000}
+            metrics = {"generator_accuracy": 0.2 + 0.2 * result["seed"], "fixed_auc": 0.9}
+            result |= {"plateau_ends": ends, "held_out": metrics}
+        if result["arm"] == "BERT":
+            result |= {"plateau_ends": {"model": 1500}, "held_out": {"model_accuracy": 0.5}}
+    page = written(study, results, TASKS, tmp_path, console)
+    assert "| ELECTRA | 4,000, never | – | 2,000, 2,000 | 0.300 | – | 0.900 |" in page
+    assert "| BERT | – | 1,500, 1,500 | – | – | 0.500 | – |" in page
+
+
+def test_results_of_earlier_versions_have_no_diagnostics(tmp_path, console):
+    study = find_study("objectives", SCALES["tiny"])
+    page = written(study, made_results(study, cola=0.4, rte=0.6), TASKS, tmp_path, console)
+    assert "plateau" not in page

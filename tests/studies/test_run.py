@@ -19,9 +19,10 @@ from electra.finetune.settings import FinetuneConfig
 from electra.studies import run as study_run
 from electra.studies import score
 from electra.studies.paper import find_study
-from electra.studies.run import find_reusable, plan_runs, read_other_results, update_result
+from electra.studies.run import find_reusable, read_other_results, update_result
 from electra.studies.score import score_settings
 from electra.studies.study import SCALES, row_costs
+from electra.studies.study_run import plan_runs
 from electra.train import pretrain
 from electra.train.run_config import read_run_config
 from electra.train.settings import PretrainConfig
@@ -323,7 +324,7 @@ def test_other_data_is_refused(electra, refused, command, corpus, tokenizer_fold
         (("--seeds", "none"), "--seeds"),
         (("--seeds", "99999999999"), "--seeds 99999999999: give a number"),
         (("--tuning-seeds", "0"), "--tuning-seeds 0: give a number"),
-        (("--arms", ","), "--arms names no arm: tying has none, embeddings, all."),
+        (("--arms", ","), "--arms names no arm: tying has none, embeddings, all, gdes."),
         (("--arms", "non,all"), "tying has no arm 'non': did you mean 'none'?"),
         (("--task", "classify"), "--task-data belong together"),
         (("--tasks", "cola"), "--glue"),

@@ -11,6 +11,7 @@ from electra.studies.study import (
     check_overrides,
     find_scale,
     parse_flops_budget,
+    set_budget,
 )
 
 
@@ -69,3 +70,22 @@ def test_a_setting_under_its_old_name_is_refused_too():
 def test_a_misspelt_scale_is_refused():
     with pytest.raises(UserError, match="did you mean 'small'"):
         find_scale("smal")
+
+
+def test_several_budgets_give_each_curve_an_arm_for_each():
+    study = set_budget(find_study("efficiency", SCALES["tiny"]), "2e10flops, 6e10flops,1min")
+    names = [arm.name for arm in study.arms]
+    assert names[:3] == ["ELECTRA 2e10flops", "ELECTRA 6e10flops", "ELECTRA 1min"]
+    assert names[3:] == [name.replace("ELECTRA", "BERT") for name in names[:3]]
+    budgets = [arm_config(study, arm, 0).train.budget for arm in study.arms]
+    assert budgets == 2 * ["2e10flops", "6e10flops", "1min"]
+    kinds = [arm_config(study, arm, 0).objective.kind for arm in study.arms]
+    assert kinds == 3 * ["rtd"] + 3 * ["mlm"]
+
+
+def test_one_budget_for_arms_that_are_compared_at_equal_compute():
+    with pytest.raises(UserError, match="compared at one budget; give one, such as 1e9flops"):
+        set_budget(find_study("tying", SCALES["tiny"]), "1e9flops,2e9flops")
+    with pytest.raises(UserError, match="not a budget"):
+        set_budget(find_study("efficiency", SCALES["tiny"]), "1e9flops,soon")
+    assert set_budget(find_study("tying", SCALES["tiny"]), "1e9flops").budget == 1e9

@@ -6,7 +6,7 @@ import pytest
 
 from electra.errors import UserError
 from electra.train import loop
-from electra.train.health import HealthCheck, check_finite
+from electra.train.health import HealthCheck, check_finite, plateau_ends
 from electra.train.metrics_log import read_metrics
 from electra.train.pretrain import start
 
@@ -98,3 +98,20 @@ def test_a_run_logs_and_prints_its_warnings(tiny, with_train, tmp_path, console,
     assert said[0] == "started"
     assert any("opening plateau" in message for message in said)
     assert "warning: The generator is still on the opening plateau" in console.file.getvalue()
+
+
+def test_when_each_network_leaves_its_plateau():
+    def line(step, **metrics):
+        return {"kind": "held_out", "step": step, **metrics}
+
+    metrics = [
+        {"kind": "train", "step": 100, "accuracy_above_floor": 1.0},
+        line(1000, generator_accuracy=0.2, accuracy_above_floor=0.01, fixed_auc=0.52),
+        line(2000, generator_accuracy=0.2, accuracy_above_floor=0.01, fixed_auc=0.70),
+        line(3000, generator_accuracy=0.3, accuracy_above_floor=0.02, fixed_auc=0.50),
+        line(4000, generator_accuracy=0.3, accuracy_above_floor=0.10, fixed_auc=0.90),
+    ]
+    assert plateau_ends(metrics) == {"generator": 3000, "discriminator": 2000}
+    assert plateau_ends(metrics[:2]) == {"generator": None, "discriminator": None}
+    assert plateau_ends([line(500, model_accuracy=0.4, accuracy_above_floor=0.2)]) == {"model": 500}
+    assert plateau_ends([]) == {}

@@ -87,7 +87,11 @@ def study(
     ] = "tiny",
     budget: Annotated[
         str | None,
-        typer.Option(help="FLOPs of each arm, such as 5e16flops.", show_default="the scale's"),
+        typer.Option(
+            help="FLOPs of each arm, such as 5e16flops; for `efficiency` also several, such as "
+            "2e16flops,6e16flops,25min.",
+            show_default="the scale's",
+        ),
     ] = None,
     seeds: Annotated[
         str,
@@ -95,6 +99,14 @@ def study(
             help="Pre-training seeds: `2` means seeds 0 and 1, `3,7` means seeds 3 and 7."
         ),
     ] = "2",
+    learning_rates: Annotated[
+        str,
+        typer.Option(
+            help="Train each arm with each of these, such as `5e-4,1e-3`, and keep the one with "
+            "the lowest held-out loss.",
+            show_default="the recipe's",
+        ),
+    ] = "",
     arms: Annotated[
         str, typer.Option(help="Only these arms, such as `ELECTRA,BERT`.", show_default="all")
     ] = "",
@@ -147,12 +159,12 @@ def study(
     """
     import shlex
     import sys
-    from dataclasses import replace
 
     from electra.cli.finetune import read_names, read_seeds
     from electra.config import override
     from electra.errors import UserError
     from electra.finetune.settings import FinetuneConfig
+    from electra.studies.learning_rate import read_rates
     from electra.studies.paper import STUDIES, find_study
     from electra.studies.run import run_study
     from electra.studies.score import build_scorers
@@ -160,8 +172,8 @@ def study(
         SCALES,
         check_overrides,
         find_scale,
-        parse_flops_budget,
         select_arms,
+        set_budget,
     )
 
     if name is None:
@@ -169,9 +181,10 @@ def study(
             typer.echo(f"{known:20}{build(SCALES['tiny']).title}")
         return
     chosen = find_study(name, find_scale(scale))
-    check_overrides(chosen, settings or [])  # before some arms are left out
+    rates = read_rates(learning_rates)
+    check_overrides(chosen, settings or [], rates)  # before some arms are left out
     if budget is not None:
-        chosen = replace(chosen, budget=parse_flops_budget(budget))
+        chosen = set_budget(chosen, budget)
     if arms:
         chosen = select_arms(chosen, read_names(arms))
     if data is None or out is None:
@@ -196,6 +209,7 @@ def study(
         overrides=settings or [],
         scorers=scorers,
         reuse=reuse or [],
+        rates=rates,
         command=shlex.join(["electra", *sys.argv[1:]]),
         console=consoles()[1],
     )

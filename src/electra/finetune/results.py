@@ -15,14 +15,14 @@ RESULTS = "results.jsonl"
 Result = dict[str, Any]
 
 
-def read_results(out: Path) -> list[Result]:
+def read_results(out: Path, name: str = RESULTS) -> list[Result]:
     """The results of the finished seeds."""
-    return read_jsonl(out / RESULTS)
+    return read_jsonl(out / name)
 
 
-def add_result(out: Path, result: Result) -> None:
+def add_result(out: Path, result: Result, name: str = RESULTS) -> None:
     """Append one line; it is on the disk when this returns."""
-    path = out / RESULTS
+    path = out / name
     # A crash may have left half a line: start a new one.
     torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
     with path.open("a", encoding="utf-8") as file:

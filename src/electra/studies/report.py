@@ -51,19 +51,27 @@ def write_report(
     out: Path,
     *,
     runs: int,
+    rate_losses: str = "",
     command: str,
     console: Console,
 ) -> None:
-    """Write table, figure and page of the finished runs; `runs` is how many there will be."""
+    """Write table, figure and page of the finished runs; `runs` is how many there will be.
+
+    `rate_losses` is the table by which the learning rates of the arms were chosen.
+    """
     names = [scorer.name for scorer in scorers]
     arms = [
         ArmResults(arm, [r for r in results if r["arm"] == arm.name], names) for arm in study.arms
     ]
     arms = [arm for arm in arms if arm.runs]
-    tables = [scores_table(study, arms), costs_table(arms)]
-    if len(names) > 1:
-        tables.insert(1, tasks_table(arms, names))
-    text = "\n".join(tables)
+    tables = [
+        scores_table(study, arms),
+        tasks_table(arms, names) if len(names) > 1 else "",
+        costs_table(arms),
+        diagnostics_table(arms),
+        rate_losses,
+    ]
+    text = "\n".join(filter(None, tables))
     write_atomic(out / TABLE, text.encode())
     try:
         draw_figure(study, arms, out / FIGURE)
@@ -90,7 +98,9 @@ def format_number(value: float | None, spec: str = ".1f") -> str:
 
 def scores_table(study: Study, arms: Sequence[ArmResults]) -> str:
     """Return our scores and the paper's; for bars also the differences from the first arm."""
-    header = ["arm", "score", "sd", "lowest", "highest", "seeds", "paper"]
+    rates = any(arm.learning_rate for arm in study.arms)
+    header = ["arm", *["learning rate"] * rates, "score", "sd", "lowest", "highest", "seeds"]
+    header.append("paper")
     first = study.arms[0]
     compared = study.chart == "bars" and bool(arms) and arms[0].arm == first
     if compared:
@@ -102,6 +112,7 @@ def scores_table(study: Study, arms: Sequence[ArmResults]) -> str:
         numbers = (results.mean, deviation, min(scores), max(scores))
         row = [
             results.arm.name,
+            *[results.arm.learning_rate] * rates,
             *map(format_number, numbers),
             str(len(scores)),
             format_number(paper),
@@ -136,19 +147,77 @@ def costs_table(arms: Sequence[ArmResults]) -> str:
     return markdown_table(header, rows)
 
 
+DIAGNOSTICS = {
+    "generator_accuracy": "generator accuracy",
+    "model_accuracy": "model accuracy",
+    "accuracy_above_floor": "above the floor",
+    "auc": "AUC",
+    "fixed_auc": "AUC, fixed corruption",
+    "generator_state_cosine": "state cosine, generator",
+    "discriminator_state_cosine": "state cosine, discriminator",
+}
+"""Held-out metrics that explain a score, and their column titles."""
+
+
+def diagnostics_table(arms: Sequence[ArmResults]) -> str:
+    """Return when each network left its plateau, and what validation found at the end.
+
+    Of several seeds, the steps of each and the mean of the metrics. Results of earlier versions
+    have none of this; without any, there is no table.
+    """
+    networks = [
+        name
+        for name in ("generator", "model", "discriminator")
+        if any(name in run.get("plateau_ends", {}) for arm in arms for run in arm.runs)
+    ]
+    known = [
+        name
+        for name in DIAGNOSTICS
+        if any(run.get("held_out", {}).get(name) is not None for arm in arms for run in arm.runs)
+    ]
+    if not networks or not known:
+        return ""
+    header = [f"{name} leaves its plateau at step" for name in networks]
+    rows = []
+    for arm in arms:
+        ends = [
+            ", ".join(
+                f"{run['plateau_ends'][name]:,}" if run["plateau_ends"][name] else "never"
+                for run in arm.runs
+                if name in run.get("plateau_ends", {})
+            )
+            for name in networks
+        ]
+        found = {name: [run.get("held_out", {}).get(name) for run in arm.runs] for name in known}
+        means = [None if None in values else statistics.fmean(values) for values in found.values()]
+        cells = [end or "–" for end in ends] + [format_number(mean, ".3f") for mean in means]
+        rows.append([arm.arm.name, *cells])
+    return markdown_table(["arm", *header, *(DIAGNOSTICS[name] for name in known)], rows)
+
+
 def conditions(
     study: Study, results: Sequence[Result], scorers: Sequence[Scorer], command: str
 ) -> str:
     """Return how the numbers were made and what you may compare them with."""
     seeds = ", ".join(map(str, sorted({r["seed"] for r in results})))
+    budget = (
+        "the budget in its name"
+        if any(arm.budget for arm in study.arms)
+        else f"{study.budget:.4g} FLOPs by our count (or for its fraction of them)"
+    )
     notes = [
-        f"- Every arm trains for {study.budget:.4g} FLOPs by our count (or for its fraction of "
-        "them), on the same text; with the same seed, all arms read it in the same order. The "
-        "paper's rules count differently, so arms that are equal here differ by them.",
+        f"- Every arm trains for {budget}, on the same text; with the same seed, all arms read it "
+        "in the same order. The paper's rules count FLOPs differently, so arms that are equal here "
+        "differ by them.",
         f"- Seeds of pre-training: {seeds}. `sd`, `lowest` and `highest` are over them; a "
         "difference that is not clearly larger may be chance.",
         f"- {describe_score(scorers)}",
     ]
+    if any(arm.learning_rate for arm in study.arms):
+        notes.append(
+            "- Each arm has the learning rate with the lowest held-out loss at the end of a run "
+            "with seed 0; the scores had no part in the choice."
+        )
     tasks = {scorer.name for scorer in scorers if isinstance(scorer, TaskScorer)}
     if tasks != set(AVERAGED):
         notes.append(
@@ -183,23 +252,32 @@ def describe_score(scorers: Sequence[Scorer]) -> str:
 
 
 def draw_figure(study: Study, arms: Sequence[ArmResults], path: Path) -> None:
-    """Draw our scores, and the paper's in a second panel if it prints them."""
+    """Draw our scores, over compute also against time, and the paper's if it prints them."""
     require("matplotlib", "plot")
     from matplotlib.figure import Figure
 
     printed = [arm for arm in study.arms if arm.paper_score is not None]
-    figure = Figure(figsize=(6.2 * (2 if printed else 1), 4.4), layout="constrained")
-    panels = figure.subplots(1, 2 if printed else 1, squeeze=False)[0]
-    points = [(arm.arm, arm.scores, arm.runs[0]["flops"]) for arm in arms]
-    draw_panel(study, points, panels[0])
-    panels[0].set_title(f"ours, scale {study.scale.name}: {study.chart} = means, dots = seeds")
+    numeric = study.x_axis == "FLOPs"
+    axis = "training FLOPs" if numeric else study.x_axis
+    ours = f"ours, scale {study.scale.name}: {study.chart} = means, dots = seeds"
+    panels = [(ours, axis, [(arm.arm, arm.scores, arm.runs[0]["flops"]) for arm in arms])]
+    if numeric:
+        minutes = [(arm, statistics.fmean(r["seconds"] for r in arm.runs) / 60) for arm in arms]
+        points = [(arm.arm, arm.scores, time) for arm, time in minutes]
+        panels.append((f"{ours}, against time", "minutes of training", points))
     if printed:
         points = [
             (arm, [float(arm.paper_score or 0)], arm.budget_fraction * ELECTRA_SMALL.train)
             for arm in printed
         ]
-        draw_panel(study, points, panels[1])
-        panels[1].set_title("paper")
+        panels.append(("paper", axis, points))
+    figure = Figure(figsize=(6.2 * len(panels), 4.4), layout="constrained")
+    for axes, (title, label, points) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+    ):
+        draw_panel(study, points, axes)
+        axes.set_title(title)
+        axes.set_xlabel(label)
     figure.suptitle(study.title)
     figure.savefig(path, dpi=120)
 
@@ -209,8 +287,8 @@ def draw_panel(study: Study, points: Sequence[tuple[Arm, list[float], float]], a
     labels = list(dict.fromkeys(arm.x_label or arm.name for arm in study.arms))
     numeric = study.x_axis == "FLOPs"
     lines: dict[str, list[tuple[float, float]]] = {}
-    for arm, scores, flops in points:
-        x = flops if numeric else labels.index(arm.x_label or arm.name)
+    for arm, scores, amount in points:
+        x = amount if numeric else labels.index(arm.x_label or arm.name)
         mean, colour = statistics.fmean(scores), COLOURS[arm.series]
         dots = colour if study.chart == "lines" else "#111827"
         axes.plot([x] * len(scores), scores, "o", color=dots, alpha=0.6, zorder=3)
@@ -219,7 +297,9 @@ def draw_panel(study: Study, points: Sequence[tuple[Arm, list[float], float]], a
         lines.setdefault(arm.series, []).append((x, mean))
     if study.chart == "lines":
         for name, line in lines.items():
-            axes.plot(*zip(*line, strict=True), "-", color=COLOURS[name], label=name or None)
+            axes.plot(
+                *zip(*sorted(line), strict=True), "-", color=COLOURS[name], label=name or None
+            )
         if any(lines):
             axes.legend()
     every = [score for _, scores, _ in points for score in scores]
@@ -230,5 +310,4 @@ def draw_panel(study: Study, points: Sequence[tuple[Arm, list[float], float]], a
         axes.set_xscale("log")
     else:
         axes.set_xticks(range(len(labels)), labels)
-    axes.set_xlabel("training FLOPs" if numeric else study.x_axis)
     axes.set_ylabel("score (the axis does not start at 0)" if study.chart == "bars" else "score")

@@ -1,63 +1,46 @@
 """`electra study`: train and score every run of a study, none of them twice."""
 
-import json
-import re
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 
 from electra import __version__
-from electra.config import flatten, update_renamed_flat
 from electra.device import choose_device, device_name
 from electra.errors import UserError
 from electra.finetune.results import RESULTS, Result, add_result, check_same, read_results
 from electra.finetune.settings import FinetuneConfig
 from electra.run_dir import PROCESS, check_out_dir, lock_run_dir
+from electra.studies.learning_rate import (
+    SEED,
+    TRIALS,
+    choose_rates,
+    rates_table,
+    try_learning_rates,
+    with_rates,
+)
 from electra.studies.report import write_report
 from electra.studies.score import Scorer, score_settings
-from electra.studies.study import Arm, Study, arm_config, row_costs
+from electra.studies.study import Study, row_costs
+from electra.studies.study_run import (
+    OLD_RUNS,
+    RUNS,
+    StudyRun,
+    check_run,
+    plan_runs,
+    print_line,
+    run_settings,
+    train,
+    update_settings,
+)
 from electra.text.shards import Shards
-from electra.train import checkpoint, pretrain, run_config
-from electra.train.budget import parse_budget
+from electra.train import checkpoint
 from electra.train.data import open_data
-from electra.train.pretrain import flops_per_row
+from electra.train.health import plateau_ends
+from electra.train.metrics_log import read_metrics
 from electra.train.run_config import read_run_config
 from electra.train.settings import PretrainConfig
-
-RUNS, OLD_RUNS = "runs", "cells"
-"""The folder of the runs in a study's `--out`, and its name in studies of earlier versions."""
-DATA_SETTINGS = ("data.folder", "model.vocab_size")
-"""Settings that follow from the data, which a digest identifies."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyRun:
-    """The run of one arm with one seed."""
-
-    study: str
-    arm: Arm
-    seed: int
-    config: PretrainConfig
-    folder: Path
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.arm.name, self.seed
-
-    def identity(self, data_digest: str) -> dict[str, Any]:
-        """Return what the result of this run depends on."""
-        return {"data_digest": data_digest, "settings": run_settings(self.config)}
-
-
-def run_settings(config: PretrainConfig) -> dict[str, Any]:
-    """Return the settings of a run as they are stored in `results.jsonl`."""
-    settings = {k: v for k, v in flatten(config) if k not in DATA_SETTINGS}
-    return dict(json.loads(json.dumps(settings)))  # tuples become lists, as when read back
 
 
 def update_result(result: Result) -> Result:
@@ -80,39 +63,6 @@ def update_result(result: Result) -> Result:
     return result | {"settings": settings, "scores": scores}
 
 
-def update_settings(
-    kind: type, settings: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Rename old settings without a warning: the user did not write them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        return {**defaults, **update_renamed_flat(kind, settings)}
-
-
-def plan_runs(
-    study: Study, data: Path, out: Path, seeds: Sequence[int], overrides: Sequence[str]
-) -> list[StudyRun]:
-    """Return all runs of a study, every arm of one seed before the next seed."""
-    settings = (*overrides, f"data.folder={data}")
-    runs = out / (OLD_RUNS if (out / OLD_RUNS).is_dir() else RUNS)
-    return [
-        StudyRun(
-            study=study.name,
-            arm=arm,
-            seed=seed,
-            config=arm_config(study, arm, seed, settings),
-            folder=runs / f"{folder_name(arm.name)}-{seed}",
-        )
-        for seed in seeds
-        for arm in study.arms
-    ]
-
-
-def folder_name(arm: str) -> str:
-    """`ELECTRA 15 %` -> `electra-15`."""
-    return re.sub(r"[^a-z0-9.]+", "-", arm.lower()).strip("-")
-
-
 def run_study(
     study: Study,
     *,
@@ -122,21 +72,34 @@ def run_study(
     overrides: Sequence[str],
     scorers: Sequence[Scorer],
     reuse: Sequence[Path] = (),
+    rates: Sequence[str] = (),
     command: str,
     console: Console,
 ) -> int:
     """Train and score what is missing, write the page after each run, return the exit code.
 
-    All checks come before any training. Runs that a study in a folder of `reuse` has finished are
-    copied from there.
+    Settings and data are checked before any training. Runs that a study in a folder of `reuse` has
+    finished are copied from there. With `rates`, each arm gets the best of these learning rates.
     """
     # A folder `runs` alone may be the user's own.
     interrupted = [RUNS] if (out / PROCESS).is_file() else []
-    check_out_dir(out, "study", OLD_RUNS, RESULTS, *interrupted)
+    check_out_dir(out, "study", OLD_RUNS, RESULTS, TRIALS, *interrupted)
     runs = plan_runs(study, data, out, seeds, overrides)
     shards = open_data(runs[0].config.data, runs[0].config.model.max_positions)
     others = [result for folder in reuse for result in read_other_results(folder)]
+    rate_losses = ""
     with lock_run_dir(out):
+        if rates:
+            losses = try_learning_rates(
+                plan_runs(with_rates(study, rates), data, out, [SEED], overrides),
+                (out, *reuse),
+                shards,
+                console,
+            )
+            if isinstance(losses, int):
+                return losses
+            study, rate_losses = choose_rates(study, losses), rates_table(losses)
+            runs = plan_runs(study, data, out, seeds, overrides)
         done = previous_results(study, runs, shards, out)
         for run in runs:
             found = find_reusable(run, shards, others, scorers, done.get(run.key))
@@ -162,7 +125,14 @@ def run_study(
                 known = [done[r.key] for r in runs if r.key in done]
                 whole = [r for r in known if all(has_score(r, scorer) for scorer in scorers)]
                 write_report(
-                    study, whole, scorers, out, runs=len(runs), command=command, console=console
+                    study,
+                    whole,
+                    scorers,
+                    out,
+                    runs=len(runs),
+                    rate_losses=rate_losses,
+                    command=command,
+                    console=console,
                 )
     return 0
 
@@ -211,51 +181,10 @@ def find_reusable(
     return None
 
 
-def print_line(console: Console, text: str) -> None:
-    """Print a line of plain text."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
 def has_score(result: Result | None, scorer: Scorer) -> bool:
     """Return whether a result has this score, from the same examples, seeds and settings."""
     score = result["scores"].get(scorer.name) if result else None
     return score is not None and score["origin"] == scorer.origin
-
-
-def check_run(run: StudyRun, shards: Shards) -> None:
-    """Refuse a run folder with other settings or other data."""
-    if not (run.folder / "config.yaml").is_file():
-        return
-    try:
-        run_config.check_same(read_run_config(run.folder), run.config)
-    except UserError as error:
-        raise UserError(f"{run.folder} belongs to another study. {error}") from None
-    saved = checkpoint.checkpoints(run.folder)
-    if saved and checkpoint.read_state(saved[-1]).data_digest != shards.digest:
-        raise UserError(f"{run.folder} was trained on other data: choose another --out.")
-
-
-def train(run: StudyRun, console: Console) -> int:
-    """Start or continue a run; a finished one is left as it is."""
-    if not (run.folder / "config.yaml").is_file():
-        return pretrain.start(run.config, run.folder, console)
-    if is_finished(run.folder):
-        return 0
-    return pretrain.resume(run.folder, console, Path(run.config.data.folder))
-
-
-def is_finished(folder: Path) -> bool:
-    """Return whether a run has used its budget."""
-    saved = checkpoint.checkpoints(folder)
-    if not saved:
-        return False
-    config, state = read_run_config(folder), checkpoint.read_state(saved[-1])
-    flops = state.rows * flops_per_row(config)
-    budget = parse_budget(config.train.budget)
-    progress = budget.progress(
-        steps=state.step, tokens=state.tokens, flops=flops, seconds=state.seconds
-    )
-    return progress >= 1
 
 
 def score_run(
@@ -280,6 +209,7 @@ def score_run(
         "paper_flops": state.rows * paper_flops,
         "seconds": round(state.seconds, 1),
         "held_out": state.held_out,
+        "plateau_ends": plateau_ends(read_metrics(run.folder)),
         "scores": {
             **(before or {}).get("scores", {}),
             **{scorer.name: scorer.score(run.folder, console) for scorer in missing},

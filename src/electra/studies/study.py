@@ -64,6 +64,10 @@ class Arm:
     """In a line chart: its label on the x-axis."""
     budget_fraction: float = 1.0
     """Fraction of the study's budget that it trains for."""
+    budget: str = ""
+    """A budget of its own instead, such as `25min`."""
+    learning_rate: str = ""
+    """Its learning rate, if `--learning-rates` chose it for this arm alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +122,30 @@ def recipe_flops(name: str, steps: int, overrides: Sequence[str] = ()) -> float:
     return float(f"{steps * config.data.phases[0].batch_size * row_costs(config)[0]:.3e}")
 
 
+def set_budget(study: Study, text: str) -> Study:
+    """Return the study with another budget.
+
+    A list of budgets gives each curve of a study of compute an arm for each of them.
+    """
+    budgets = [part.strip() for part in text.split(",")]
+    if len(budgets) == 1:
+        return replace(study, budget=parse_flops_budget(text))
+    if study.x_axis != "FLOPs":
+        raise UserError(
+            f"--budget {text}: the arms of {study.name} are compared at one budget; give one, such "
+            f"as {budgets[0]}."
+        )
+    for budget in budgets:
+        parse_budget(budget)
+    curves = {arm.series: arm.overrides for arm in study.arms}
+    arms = tuple(
+        Arm(name=f"{series} {budget}", overrides=overrides, series=series, budget=budget)
+        for series, overrides in curves.items()
+        for budget in dict.fromkeys(budgets)
+    )
+    return replace(study, arms=arms)
+
+
 def parse_flops_budget(text: str) -> float:
     """Parse a budget such as `5e16flops`."""
     budget = parse_budget(text)
@@ -129,13 +157,14 @@ def parse_flops_budget(text: str) -> float:
     return budget.amount
 
 
-def check_overrides(study: Study, overrides: Sequence[str]) -> None:
-    """Refuse settings that the study itself controls."""
+def check_overrides(study: Study, overrides: Sequence[str], rates: Sequence[str] = ()) -> None:
+    """Refuse settings that the study itself controls; `rates` are those of `--learning-rates`."""
     varied = {o.partition("=")[0] for arm in study.arms for o in arm.overrides}
     fixed = {
         "train.budget": "give --budget instead",
         "train.seed": "give --seeds instead",
         "data.folder": "give --data instead",
+        **({"optim.lr": "--learning-rates chooses it for each arm"} if rates else {}),
     } | dict.fromkeys(varied, "its arms differ in it, so leave it out")
     for assignment in overrides:
         key = current_key(assignment.partition("=")[0])
@@ -155,10 +184,11 @@ def current_key(key: str) -> str:
 
 def arm_config(study: Study, arm: Arm, seed: int, overrides: Sequence[str] = ()) -> PretrainConfig:
     """Return the configuration of an arm; `overrides` apply to all arms."""
-    budget = f"train.budget={study.budget * arm.budget_fraction:.6g}flops"
-    settings = (*overrides, *arm.overrides, budget, f"train.seed={seed}")
+    budget = arm.budget or f"{study.budget * arm.budget_fraction:.6g}flops"
+    rate = (f"optim.lr={arm.learning_rate}",) if arm.learning_rate else ()
+    own = (*arm.overrides, *rate, f"train.budget={budget}", f"train.seed={seed}")
     try:
-        config = override(recipe(study.recipe), settings)
+        config = override(recipe(study.recipe), (*overrides, *own))
         config.data.single_phase("A study")
         return config
     except UserError as error:

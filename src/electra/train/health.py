@@ -1,12 +1,17 @@
 """Warnings of failures that a falling loss would hide."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from electra.errors import UserError
+from electra.errors import DivergedError
 
 MARGIN = 0.02
 """A network whose accuracy is less than this above the floor has learned nothing from context."""
+CHANCE_AUC = 0.55
+"""A discriminator with a lower AUC on the fixed corruption does not use the context either: the
+tokens that replace others there are as frequent as those of the text."""
 
 
 @dataclass(slots=True)
@@ -48,11 +53,29 @@ class HealthCheck:
         return new
 
 
+def plateau_ends(metrics: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
+    """The step of the first validation at which each network uses the context; None if none does.
+
+    Of two networks that predict tokens, only the generator is judged.
+    """
+    ends: dict[str, int | None] = {}
+    for line in metrics:
+        if line["kind"] != "held_out":
+            continue
+        name = "generator" if "generator_accuracy" in line else "model"
+        signs = {name: ("accuracy_above_floor", MARGIN), "discriminator": ("fixed_auc", CHANCE_AUC)}
+        for network, (metric, bound) in signs.items():
+            value = line.get(metric)
+            if value is not None and ends.setdefault(network, None) is None and value >= bound:
+                ends[network] = line["step"]
+    return ends
+
+
 def check_finite(values: dict[str, float], step: int, last_good: str) -> None:
     """Stop a run whose metrics are not finite, before anything of it is saved."""
     broken = [name for name, value in values.items() if not math.isfinite(value)]
     if broken:
-        raise UserError(
+        raise DivergedError(
             f"The run stopped at step {step}: {', '.join(broken)} is not a finite number. "
             f"{last_good} Start again with a lower optim.lr (half of it), or a longer optim.warmup."
         )
