@@ -104,32 +104,6 @@ def test_stacked_adam_equals_paper_adam_per_seed():
             torch.testing.assert_close(state[name][place], tensor, rtol=1e-3, atol=2e-4)
 
 
-def test_stacked_adam_with_bias_correction_is_adamw():
-    torch.manual_seed(0)
-    parameter = nn.Parameter(torch.randn(2, 3, 4))
-    single = nn.Parameter(parameter.detach()[1].clone())
-    ours = StackedAdam([[parameter]], weight_decay=0.1, clip=1e9, bias_correction=True)
-    theirs = torch.optim.AdamW([single], lr=0.01, eps=1e-6, weight_decay=0.1)
-    for _ in range(5):
-        parameter.grad = torch.randn(2, 3, 4)
-        single.grad = parameter.grad[1].clone()
-        ours.step(torch.tensor([0.01]))
-        theirs.step()
-    torch.testing.assert_close(parameter[1], single)
-
-
-def test_stacked_adam_forget():
-    parameter = nn.Parameter(torch.ones(2, 3))
-    optimizer = StackedAdam([[parameter]])
-    for _ in range(2):
-        parameter.grad = torch.ones(2, 3)
-        optimizer.step(torch.zeros(1))
-    assert torch.equal(parameter.detach(), torch.ones(2, 3))  # rate 0 changes nothing
-    assert optimizer.means[0][0].abs().sum() > 0
-    optimizer.reset()
-    assert optimizer.means[0][0].abs().sum() == optimizer.squares[0][0].abs().sum() == 0
-
-
 def test_dropout_bytes_depend_only_on_the_seed():
     alone, together = DropoutRng([5], CPU), DropoutRng([3, 5, 8], CPU)
     for _ in range(3):  # step after step

@@ -22,7 +22,6 @@ from electra.hub.folders import (
 )
 from electra.model_packages import find_package
 from electra.release.package import check_name, release
-from electra.release.run_facts import derive_command
 from electra.text.tokenizer import save_tokenizer
 from electra.train import checkpoint
 
@@ -209,25 +208,3 @@ def test_nothing_is_left_behind_by_an_error(finished, tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------ the command in the card
-
-
-def test_the_derived_command_gives_the_configuration_back():
-    import shlex
-
-    from electra.config import override
-    from electra.recipes import recipe
-
-    config = override(
-        recipe("paper.small"),
-        ["optim.lr=8e-4", "data.document_mask=true", "optim.betas=0.9,0.98", "train.budget=25min"],
-    )
-    words = shlex.split(derive_command(config))
-    assert words[:3] == ["electra", "pretrain", "paper.small"]
-    assert words[words.index("--budget") + 1] == "25min"
-    settings = [word for word in words[3:] if "=" in word]
-    assert override(recipe("paper.small"), [*settings, "train.budget=25min"]) == config
-    assert len(settings) == 3
-
-
-def test_no_command_is_derived_for_a_recipe_of_someone_else(tiny):
-    assert derive_command(tiny) == ""
