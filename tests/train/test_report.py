@@ -97,7 +97,7 @@ def test_no_run_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["page.html", "file"])
 def test_out_is_a_folder(finished, tmp_path, name):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UserError, match="give a folder; report.html is written into it"):
+    with pytest.raises(UserError, match=r"give a folder; report\.html is written into it"):
         write_report([finished], tmp_path / name)
     assert (tmp_path / "file").read_text() == "mine"
     assert not (tmp_path / "page.html").exists()
