@@ -1,4 +1,5 @@
-"""What the site has beside the files of docs/: pages of the repository, and a generated reference.
+"""What the site has beside the files of docs/: pages of the repository and of the released models,
+and a generated reference.
 
 MkDocs calls the functions whose names begin with `on_`.
 """
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -34,6 +36,7 @@ REPOSITORY_PAGES = {
 }
 """Pages outside docs/, by their place in the repository, and where the site has them."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+CARD_FACTS = ("language", "licence", "weights")
 API = """# Python API
 
 [Use it in Python](../python.md) has examples.
@@ -42,6 +45,14 @@ API = """# Python API
 
 ::: electra.api.Model
 """
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the released models into the navigation, after the first page."""
+    if cards := model_cards(config):
+        pages: list[Any] = ["models/index.md", *({name: model_uri(name)} for name in cards)]
+        config.nav.insert(1, {"Models": pages})
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -55,6 +66,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for source, target in REPOSITORY_PAGES.items():
         contents[target] = (ROOT / source).read_text(encoding="utf-8")
+    if cards := model_cards(config):
+        contents["models/index.md"] = models_page(cards)
+        contents |= {model_uri(name): model_page(card) for name, card in cards.items()}
     for uri, content in contents.items():
         files.append(File.generated(config, uri, content=content))
     return files
@@ -63,6 +77,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point links between files of the repository to pages of the site."""
     sources = {target: source for source, target in REPOSITORY_PAGES.items()}
+    sources |= {model_uri(name): f"weights/{name}/README.md" for name in model_cards(config)}
     source = sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     return LINK.sub(lambda match: site_link(match, source, page.file.src_uri), markdown)
 
@@ -83,6 +98,54 @@ def site_link(match: re.Match[str], source: str, uri: str) -> str:
     elif target not in REPOSITORY_PAGES and not target.startswith("docs/"):
         return match[0] if not (ROOT / target).exists() else text
     return f"{image}[{text}]({posixpath.relpath(page, posixpath.dirname(uri))}{mark}{anchor})"
+
+
+def model_cards(config: MkDocsConfig) -> dict[str, Path]:
+    """The model card of each package in `weights/`, by the name of the model."""
+    folder = Path(config.extra.get("weights", ROOT / "weights"))
+    packages = sorted(path.parent for path in folder.glob("*/pyproject.toml"))
+    return {package.name: package / "README.md" for package in packages}
+
+
+def model_uri(name: str) -> str:
+    return f"models/{name}.md"
+
+
+def models_page(cards: dict[str, Path]) -> str:
+    """The released models in a table."""
+    rows = []
+    for name, card in cards.items():
+        facts, body = read_model_card(card)
+        summary = body.split("\n\n")[1]
+        rows.append([f"[{name}]({name}.md)", one_line(summary), *card_facts(card, facts)])
+    head = table(["model", "summary", *CARD_FACTS], rows)
+    return f"# Models\n\n{head}\n\n[Publish a model](../release.md) says how they are made.\n"
+
+
+def model_page(card: Path) -> str:
+    """A model card, with the facts of its front matter and the command that installs it."""
+    facts, body = read_model_card(card)
+    title, _, rest = body.partition("\n")
+    shown = table(list(CARD_FACTS), [card_facts(card, facts)])
+    install = f"In a clone of the repository: `pip install weights/{card.parent.name}`"
+    return f"{title}\n\n{shown}\n\n{install}\n{rest}"
+
+
+def read_model_card(card: Path) -> tuple[dict[str, Any], str]:
+    """The front matter of a model card, and its text."""
+    _, front_matter, body = card.read_text(encoding="utf-8").split("---\n", 2)
+    return yaml.safe_load(front_matter), body.strip()
+
+
+def card_facts(card: Path, facts: dict[str, Any]) -> list[str]:
+    """The values of `CARD_FACTS`."""
+    languages = facts.get("language", "")
+    size = sum(path.stat().st_size for path in card.parent.rglob("*.safetensors"))
+    return [
+        ", ".join([languages] if isinstance(languages, str) else languages),
+        facts.get("license", ""),
+        f"{size / 1e6:.1f} MB",
+    ]
 
 
 def commands_page() -> str:

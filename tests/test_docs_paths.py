@@ -21,6 +21,7 @@ FILE = re.compile(rf"`([\w./-]+{SUFFIX})`|\b((?:src|tests|benchmarks|docs)/[\w./
 NAME = re.compile(r"`electra((?:\.\w+)+)`")
 """A module, or a name in one, as in `electra.optim.optimizer.Optimizer`."""
 EXAMPLES = {
+    "custom_datasets.py",  # of EuroEval
     "configure_pretraining.py",  # of google-research/electra
     "ordinal.py",  # the reader of extending.md writes it
     "page.md",  # of the folder of a study

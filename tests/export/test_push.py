@@ -191,6 +191,13 @@ def test_without_a_login_nothing_is_written(tuned, command, hub, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_name_that_the_hub_cannot_have_is_refused(refused, tuned, tmp_path):
+    said = refused("export", tuned, "--out", tmp_path / "out", "--push-to-hub", "me/bad..name")
+    assert said.startswith("error: --push-to-hub me/bad..name: Cannot have -- or .. in repo_id")
+    assert said.endswith("Give a name such as me/electra-da.\n")
+    assert not (tmp_path / "out").exists()
+
+
 def test_options_that_do_not_go_together(refused, tuned, finished, tmp_path):
     out = ("--out", tmp_path / "out")
     assert "for --push-to-hub" in refused("export", finished, *out, "--checkpoints")

@@ -2,10 +2,12 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -23,12 +25,23 @@ CONFIG = ROOT / "site/mkdocs.yml"
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
-    """The site, built with --strict: a link to a page or heading that is missing fails."""
+def site(released, tmp_path_factory) -> Path:
+    """The site, built with --strict: a link to a page or heading that is missing fails.
+
+    Its folder of released models is one with a tiny model.
+    """
     out = tmp_path_factory.mktemp("site")
+    config = {
+        "INHERIT": str(CONFIG),
+        "docs_dir": str(ROOT / "docs"),
+        "hooks": [str(ROOT / "site/hooks.py")],
+        "extra": {"weights": str(released.parent)},
+    }
+    path = tmp_path_factory.mktemp("config") / "mkdocs.yml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
     done = subprocess.run(
-        [*command, "--config-file", str(CONFIG), "--site-dir", str(out)],
+        [*command, "--config-file", str(path), "--site-dir", str(out)],
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
@@ -61,6 +74,25 @@ def test_every_page_of_the_docs_is_in_the_navigation(site):
     listed = set(re.findall(r"[\w/-]+\.md", str(navigation)))
     pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert pages <= listed
+
+
+def test_each_released_model_has_a_page_made_of_its_card(site):
+    page = text_of(site / "models/tiny-model-xx.html")
+    assert "library_name" not in page  # the front matter
+    assert "pip install weights/tiny-model-xx" in page
+    assert "SHA-256" in page
+    assert " MB" in page
+    index = (site / "models/index.html").read_text(encoding="utf-8")
+    assert 'href="tiny-model-xx.html"' in index
+    first = (site / "index.html").read_text(encoding="utf-8")
+    assert 'href="models/index.html"' in first  # the navigation
+
+
+def test_without_a_released_model_the_site_has_no_page_for_models(tmp_path):
+    hooks = runpy.run_path(str(ROOT / "site/hooks.py"))
+    config = SimpleNamespace(extra={"weights": str(tmp_path)}, nav=["index.md"])
+    assert hooks["model_cards"](config) == {}
+    assert hooks["on_config"](config).nav == ["index.md"]
 
 
 class Loaded(HTMLParser):

@@ -92,6 +92,15 @@ def test_no_run_is_refused(tmp_path):
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.parametrize("name", ["page.html", "file"])
+def test_out_is_a_folder(finished, tmp_path, name):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match=r"give a folder; report\.html is written into it"):
+        write_report([finished], tmp_path / name)
+    assert (tmp_path / "file").read_text() == "mine"
+    assert not (tmp_path / "page.html").exists()
+
+
 def test_without_matplotlib_the_extra_is_named(finished, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"pip install 'electra\[plot\]'"):

@@ -21,6 +21,8 @@ def open_repository(name: str, *, private: bool) -> Any:
     This comes first, so that a wrong name or a missing login ends the command at once.
     """
     hub = require("huggingface_hub", "hub")
+    with hub_errors(f"--push-to-hub {name}", "Give a name such as me/electra-da"):
+        require("huggingface_hub.utils", "hub").validate_repo_id(name)
     api = hub.HfApi(library_name="electra")
     with hub_errors(f"The Hub did not accept '{name}'", "Log in with: hf auth login"):
         api.create_repo(name, private=private, exist_ok=True)

@@ -34,6 +34,8 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
         metrics[run] = read_metrics(run)
         if not any(line["kind"] in ("train", "held_out") for line in metrics[run]):
             raise UserError(f"{run} has no metrics yet: wait for its first report.")
+    if out is not None and (out.suffix == ".html" or out.is_file()):
+        raise UserError(f"--out {out}: give a folder; report.html is written into it.")
     if len(runs) == 1:
         require("matplotlib", "plot")
     text = render(metrics)
