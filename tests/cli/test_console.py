@@ -92,7 +92,7 @@ def test_messages_cannot_control_the_terminal():
     assert plain("café — 日本語\u00a0…") == "café — 日本語\u00a0…"
 
 
-def test_an_error_that_quotes_a_file_has_one_line(refused, tmp_path):
+def test_an_error_that_quotes_a_file_has_one_line(refused, tokenizer_folder, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"\\u001b[2J\\n": 1}\n')
-    message = refused("tokenizer", "inspect", tmp_path, "--text", tmp_path / "a.jsonl")
+    message = refused("tokenizer", "inspect", tokenizer_folder, tmp_path / "a.jsonl")
     assert "\x1b" not in message

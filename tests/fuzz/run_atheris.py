@@ -16,6 +16,9 @@ with atheris.instrument_imports(include=["electra"]):
 
 def main() -> None:
     """Run libFuzzer on one target; a crash ends the process with a code other than 0."""
+    if sys.argv[1] == "--list":
+        print(*TARGETS)
+        return
     name, seconds, out = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     corpus, crashes = out / name, out / "crashes"
     for folder in (corpus, crashes):

@@ -143,8 +143,8 @@ def test_a_hostile_index_is_refused(copy, key, value):
     path = copy / "index.json"
     index = json.loads(path.read_text())
     (copy.parent / "outside.bin").write_bytes(b"secret")
-    target = index if key in index else index["shards"][0]
-    target[key] = value
+    shard = index["shards"][0]
+    (shard if key in shard else index)[key] = value
     path.write_text(json.dumps(index))
     with pytest.raises(UserError, match="is damaged"):
         Shards.open(copy)
