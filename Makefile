@@ -3,7 +3,10 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: demo test test-gpu check docs format clean
+.PHONY: demo test test-gpu check docs format fuzz lock audit clean
+
+FUZZ_SECONDS ?= 30
+FUZZ_TARGETS ?= $$($(BIN)/python -m tests.fuzz.run_atheris --list)
 
 demo: .venv/demo-installed  ## the whole way in a few minutes
 	$(BIN)/electra demo
@@ -23,6 +26,23 @@ check: .venv/dev-installed  ## format, lint and types
 docs: .venv/docs-installed  ## the documentation as a static site, with search
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file site/mkdocs.yml
 	@echo 'Read it with: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site'
+
+fuzz: .venv/fuzz-installed  ## each reader for FUZZ_SECONDS, guided by coverage; crashes are kept
+	@failed=; for name in $(FUZZ_TARGETS); do \
+	  $(BIN)/python -m tests.fuzz.run_atheris $$name $(FUZZ_SECONDS) build/fuzz || failed="$$failed $$name"; \
+	done; test -z "$$failed" || { echo "Crashes of:$$failed. Inputs are in build/fuzz/crashes."; exit 1; }
+
+lock: .venv/audit-installed  ## requirements-lock.txt: the core's versions and their SHA-256
+	mkdir -p build
+	@# PyPI's torch asks for an older NVRTC than the tests of the kernels do.
+	grep -v '^nvidia-cuda-nvrtc=' constraints.txt > build/lock-constraints.txt
+	$(BIN)/uv pip compile pyproject.toml --constraint build/lock-constraints.txt --universal \
+	  --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url \
+	  --quiet --output-file requirements-lock.txt
+
+audit: .venv/audit-installed  ## known vulnerabilities of the locked versions
+	$(BIN)/pip-audit --strict --disable-pip --require-hashes --requirement requirements-lock.txt || \
+	  { echo 'pip-audit found something, or its service cannot be reached: see its lines above.'; exit 1; }
 
 format: .venv/dev-installed
 	$(BIN)/ruff format

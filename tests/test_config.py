@@ -262,3 +262,22 @@ def test_lists_of_any_length_hold_groups_or_values():
 def test_mistakes_in_lists_are_named(values, message):
     with pytest.raises(UserError, match=message):
         from_dict(Lists, values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [x, x]\nb: &b [*a, *a]\n",
+        "train: &t {seed: *t}\n",
+        "train: {seed: 0x" + "f" * 5000 + "}\n",
+        "train: {seed: " + "9" * 5000 + "}\n",
+        "name: 2020-99-99\n",
+        "name: " + "[" * 5000,
+        "name: !!python/object/apply:os.system [true]\n",
+        b"name: \xff\n",
+    ],
+    ids=["alias", "recursive", "hexadecimal", "digits", "date", "nested", "object", "bytes"],
+)
+def test_hostile_yaml_is_refused(text):
+    with pytest.raises(UserError, match=r"config\.yaml is not valid YAML"):
+        from_yaml(PretrainConfig, text, "config.yaml")

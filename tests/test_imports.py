@@ -11,7 +11,10 @@ import pytest
 import electra
 
 SOURCE = Path(electra.__file__).parent
-TOOLS = {"errors", "config", "files", "jsonl", "device", "run_dir", "model_packages", "model_paths"}
+TOOLS = {
+    *("errors", "config", "files", "json_types", "jsonl", "device", "run_dir"),
+    *("model_packages", "model_paths"),
+}
 """Small tools at the top level that every package may use."""
 ALLOWED = {
     **dict.fromkeys(TOOLS, TOOLS),

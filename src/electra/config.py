@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from electra.errors import UserError, nearest
+from electra.json_types import MAX_NUMBER
 
 C = TypeVar("C")
 
@@ -165,13 +166,42 @@ def to_yaml(config: Any, indent: int = 0) -> str:
 
 def from_yaml(kind: type[C], text: str | bytes, source: str) -> C:
     """Read a configuration from YAML; `source` is its name in error messages."""
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from None
+    values = load_yaml(text, source)
     if not isinstance(values, Mapping):
         raise UserError(f"{source} holds no settings: it must map names to values.")
     return from_dict(kind, values)
+
+
+def load_yaml(text: str | bytes, source: str) -> Any:
+    """Parse YAML that others may have written: plain values only, without aliases."""
+    try:
+        return PlainLoader(text).get_single_data()
+    except RecursionError:
+        raise UserError(f"{source} is not valid YAML: it is nested too deeply.") from None
+    # A ValueError: a date or a number that Python does not have
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+class PlainLoader(yaml.SafeLoader):
+    """PyYAML's safe loader without what a few bytes can blow up: aliases and huge numbers."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Refuse an alias, by which ten lines can stand for a billion values."""
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.YAMLError(f"an alias in line {mark.line + 1}; write the value instead")
+        return super().compose_node(parent, index)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Refuse a number that may be too long to print."""
+        value: int = super().construct_yaml_int(node)
+        if abs(value) >= MAX_NUMBER:
+            raise yaml.YAMLError(f"a number in line {node.start_mark.line + 1} is too large")
+        return value
+
+
+PlainLoader.add_constructor("tag:yaml.org,2002:int", PlainLoader.construct_yaml_int)
 
 
 def field_helps(kind: type) -> dict[str, str]:

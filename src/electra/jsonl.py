@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from electra.json_types import parse_json
+
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The records of a file, or none if it does not exist; truncated lines are skipped."""
@@ -13,9 +15,11 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     read = []
     for line in lines:
         try:
-            read.append(json.loads(line))  # half a UTF-8 character is a ValueError too
+            record = parse_json(line)  # half a UTF-8 character is a ValueError too
         except ValueError:
             continue
+        if isinstance(record, dict):
+            read.append(record)
     return read
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from electra.errors import UserError
 from electra.files import file_sha256
+from electra.json_types import parse_json
 
 GROUP = "electra.models"
 MANIFEST = "electra-model.json"
@@ -66,7 +67,7 @@ def check_files(folder: Path) -> None:
     if not manifest.is_file():
         return
     try:
-        content = json.loads(manifest.read_text(encoding="utf-8"))
+        content = parse_json(manifest.read_text(encoding="utf-8"))
         model, files = f"{content['name']} {content['version']}", dict(content["sha256"])
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{manifest} is damaged: install the model again.") from None

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from electra import cli
-from electra.cli.console import lasting
+from electra.cli.console import lasting, plain
 from electra.demo import run as demo
 from electra.text import progress
 from electra.train import checkpoint
@@ -85,3 +85,14 @@ def test_streams_that_are_closed_from_the_start(monkeypatch):
     with lasting():
         print("nothing")
         assert sys.stdout is None
+
+
+def test_messages_cannot_control_the_terminal():
+    assert plain("a\x1b[2Jb\nc\r\u202ed\ud800") == "a\ufffd[2Jb c \ufffdd\ufffd"
+    assert plain("café — 日本語\u00a0…") == "café — 日本語\u00a0…"
+
+
+def test_an_error_that_quotes_a_file_has_one_line(refused, tokenizer_folder, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"\\u001b[2J\\n": 1}\n')
+    message = refused("tokenizer", "inspect", tokenizer_folder, tmp_path / "a.jsonl")
+    assert "\x1b" not in message

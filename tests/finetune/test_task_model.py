@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -324,3 +324,15 @@ def test_weights_in_fp16_are_loaded_in_fp32(kind, head, tmp_path):
         assert found.dtype == torch.float32
         exact = exact[: len(found)]  # the table is stored without its padding
         assert torch.equal(found, exact.half().float()), name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"dropout": -1}, {"labels": "ab"}, {"max_length": "128"}, {"columns": {"text": 5}},
+     {"head": "other"}, {"max_length": 0}],
+)  # fmt: skip
+def test_a_hostile_card_is_refused(change, tmp_path):
+    card = {"name": "a", "kind": "classify", **asdict(TaskCard(name="a", kind="classify"))}
+    (tmp_path / "task.json").write_text(json.dumps(card | change))
+    with pytest.raises(UserError, match="is damaged"):
+        read_card(tmp_path)

@@ -13,6 +13,8 @@ from electra.errors import UserError
 from electra.hub import folders
 from electra.hub.folders import (
     load_discriminator,
+    load_encoder,
+    load_generator,
     load_tokenizer_and_vocab,
     network_folders,
     read_config,
@@ -125,3 +127,31 @@ def test_another_architecture_is_named_before_its_head(model_folder, tmp_path):
     (folder / "config.json").write_text(json.dumps(content | {"model_type": "bert"}))
     with pytest.raises(UserError, match="of the type 'bert'"):
         network_folders(folder)
+
+
+def test_a_network_of_terabytes_is_not_allocated(model_folder, tmp_path):
+    """Neither beside weights of some bytes nor beside a pickle."""
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 10**12}))
+    with pytest.raises(UserError, match="describes a network of"):
+        load_discriminator(folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    for load_network in (load_discriminator, load_encoder, load_generator):
+        with pytest.raises(UserError, match="pickle form"):
+            load_network(folder)
+
+
+@pytest.mark.parametrize("value", [10**400, 2**63, -(10**30)])
+def test_sizes_that_no_network_has(value, model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": value}))
+    with pytest.raises(UserError, match="is not a whole number"):
+        read_config(folder)
+
+
+def test_a_config_that_is_nested_too_deeply(tmp_path):
+    (tmp_path / "config.json").write_text("[" * 10_000)
+    with pytest.raises(UserError, match="not valid JSON"):
+        read_config(tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from electra.hub.import_model import (
     import_model,
     load_tensorflow,
 )
+from electra.hub.tensor_bundle import open_bundle
 from electra.model_paths import find_network, resolve_model
 from electra.models.electra import Discriminator, Generator, GeneratorConfig, build_pair
 from electra.models.encoder import EncoderConfig
@@ -422,3 +424,35 @@ def test_a_checkpoint_that_tensorflow_wrote(tmp_path):
     }
     for name, output in found.items():
         np.testing.assert_allclose(output.numpy(), expected[name], atol=1e-4, rtol=0)
+
+
+def test_shapes_of_terabytes_are_not_allocated(prefix, write_bundle):
+    tensors = checkpoint_of(*pair())
+    write_bundle(prefix, tensors)
+    bundle = open_bundle(prefix)
+    name = "electra/embeddings/word_embeddings"
+    huge = replace(bundle.entries[name], shape=(10**9, 128))
+    with pytest.raises(UserError, match="describes a network of 128,"):
+        importing._sizes(
+            replace(bundle, entries={**bundle.entries, name: huge}), "electra", "electra", 0
+        )
+
+
+def test_a_high_layer_number_is_not_allocated(vocab, prefix, write_bundle, refused, tmp_path):
+    name = "electra/encoder/layer_9999/output/dense/bias"
+    write_bundle(prefix, checkpoint_of(*pair()) | {name: np.zeros(3, np.float32)})
+    assert "describes a network of" in refused("import", prefix, "--out", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["tf"]
+
+
+def test_the_name_in_a_checkpoint_file_cannot_leave_the_folder(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("outside.index", "model/a.index", "model/b.index"):
+        (tmp_path / name).touch()
+    for named in ("../outside", "/etc/passwd", "x" * 5000, "é" * 200, "..", "a\0b"):
+        (folder / "checkpoint").write_text(f'model_checkpoint_path: "{named}"\n')
+        with pytest.raises(UserError, match="holds several checkpoints"):
+            find_checkpoint(str(folder))
+    (folder / "checkpoint").write_text('model_checkpoint_path: "../../a"\n')
+    assert find_checkpoint(str(folder)) == folder / "a"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.hub.conftest import MAGIC, block, field, table, varint
 
 from electra.errors import UserError
 from electra.hub.tensor_bundle import open_bundle
@@ -99,3 +100,52 @@ def test_an_unknown_type(write_bundle, tmp_path: Path):
     write_bundle(tmp_path / "model", {"names": np.array([1, 2], np.uint16)})
     with pytest.raises(UserError, match=r"names has TensorFlow's dtype 7"):
         open_bundle(tmp_path / "model").read("names")
+
+
+def entry(shape: tuple[int, ...], *, size: int, offset: int = 0) -> bytes:
+    sizes = b"".join(field(2, field(1, each)) for each in shape)
+    return field(1, 1) + field(2, sizes) + field(4, offset) + field(5, size)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        entry((2**61,), size=2**63),  # file.read would allocate it at once
+        entry((1,), size=4, offset=2**63),
+        entry((2**40, 2**40), size=0),
+        entry((0, 2**64 - 1), size=16),
+    ],
+    ids=["size", "offset", "overflow", "empty"],
+)
+def test_places_outside_of_the_file_are_refused(value, tmp_path):
+    (tmp_path / "m.index").write_bytes(table([(b"", field(1, 1)), (b"a", value)], 7))
+    (tmp_path / "m.data-00000-of-00001").write_bytes(bytes(100))
+    with pytest.raises(UserError, match="too short for a"):
+        open_bundle(tmp_path / "m").read("a")
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [(b"", field(1, b"x")), (b"a", b"")],
+        [(b"", field(1, 1)), (b"a", field(2, 5))],  # a number where a message belongs
+        [(b"", field(1, 1)), (b"a", b"\x08" + b"\xff" * 11)],
+        [(b"", field(1, 1)), (b"a" * 2000, b"")],  # later keys would repeat it for two bytes
+    ],
+    ids=["header", "type", "number", "name"],
+)
+def test_hostile_entries_are_refused(items, tmp_path):
+    (tmp_path / "m.index").write_bytes(table(items, 7))
+    with pytest.raises(UserError, match="is damaged"):
+        open_bundle(tmp_path / "m")
+
+
+def test_a_block_that_is_listed_twice_is_refused(tmp_path):
+    """A table of a megabyte could list a block of a megabyte a hundred thousand times."""
+    content = block([(b"", field(1, 1))])
+    handle = varint(0) + varint(len(content) - 5)
+    index = block([(b"a", handle), (b"b", handle)])
+    place = varint(0) * 2 + varint(len(content)) + varint(len(index) - 5)
+    (tmp_path / "m.index").write_bytes(content + index + place.ljust(40, b"\0") + MAGIC)
+    with pytest.raises(UserError, match="is damaged"):
+        open_bundle(tmp_path / "m")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from electra.errors import UserError
-from electra.play.server import find_port, find_runs_folder, is_needed, serve
+from electra.play.server import find_port, find_runs_folder, is_local, is_needed, serve
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +111,35 @@ def test_the_folder_of_runs(finished, tmp_path, monkeypatch):
     assert find_runs_folder([str(finished)], tmp_path) == tmp_path
     with pytest.raises(UserError, match="no folder 'nowhere'"):
         find_runs_folder([], Path("nowhere"))
+
+
+def test_pages_of_other_sites_are_refused(address):
+    """Neither by a request from another page nor by a name that was made to point here."""
+
+    def answer(**headers: str) -> int:
+        try:
+            request = urllib.request.Request(f"{address}config", headers=headers)
+            return int(urllib.request.urlopen(request, timeout=10).status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    port = address.rstrip("/").rpartition(":")[2]
+    assert answer(Host=f"localhost:{port}", Origin=f"http://localhost:{port}") == 200
+    assert answer(Host="example.org") == 403
+    assert answer(Origin="http://example.org") == 403
+    assert answer(Origin="null") == 403
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1:7860", True),
+        ("localhost", True),
+        ("[::1]:7860", True),
+        ("example.org", False),
+        ("127.0.0.1.example.org", False),
+        ("", False),
+    ],
+)
+def test_names_of_this_machine(host, local):
+    assert is_local([(b"host", host.encode())]) is local

@@ -474,3 +474,14 @@ def test_a_study_of_an_earlier_version_continues(electra, command, started, tmp_
 def test_a_folder_with_runs_of_its_own_is_refused(refused, command, tmp_path):
     (tmp_path / "study" / "runs" / "first").mkdir(parents=True)
     assert "is not empty and holds no study" in refused(*command("tying"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [{"settings": None, "scores": {}}, {"settings": {}, "scores": []},
+     {"settings": {}, "scores": {"a": {"origin": None}}}],
+)  # fmt: skip
+def test_damaged_results_of_another_study_are_refused(line, tmp_path):
+    (tmp_path / "results.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(UserError, match="is damaged"):
+        read_other_results(tmp_path)

@@ -161,3 +161,10 @@ def test_misspelt_column_error_names_the_option(tmp_path):
     assert "only the task choice takes more than one" in refusal(
         "classify", path, pair="text,label"
     )
+
+
+def test_an_option_numbered_by_thousands_of_digits_is_no_option(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"text,choice1,choice{'9' * 5000},label\na,b,c,0\nd,e,f,1\n")
+    with pytest.raises(UserError, match="which column is the list of options"):
+        load_task("choice", path)

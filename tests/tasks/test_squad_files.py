@@ -157,3 +157,18 @@ def test_user_csv(tmp_path):
         load_squad(
             "qa", tmp_path, columns=Columns(question="frage", context="text", answer="antwor")
         )
+
+
+def test_a_start_of_thousands_of_digits_is_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"question,context,answer,answer_start\na,b c,c,{'9' * 5000}\n")
+    with pytest.raises(UserError, match="must be a character position"):
+        read_question_examples(path)
+
+
+def test_mrqa_answers_that_are_no_list(tmp_path):
+    asked = {"qid": "1", "question": "a", "answers": 5, "detected_answers": []}
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"context": "b", "qas": [asked]}) + "\n")
+    (question,) = read_question_examples(path)
+    assert question.answers == ()

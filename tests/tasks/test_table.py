@@ -238,3 +238,20 @@ def test_a_broken_quoted_cell_is_reported_at_its_row(tmp_path):
 @pytest.mark.parametrize("content", ["a,b\n1,2\n", "a\tb\n1\t2\n", '{"a": "1", "b": "2"}\n'])
 def test_the_format_of_a_file_without_extension_is_detected(tmp_path, content):
     assert values(write(tmp_path, "data", content)) == [["1", "2"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.csv", " ,\u2003\n"), ("a.csv", '" ",""\n'), ("a.json", '[{"a": ' + "9" * 5000 + "}]")],
+)
+def test_hostile_tables_are_refused(name, text, tmp_path):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=name):
+        read_table(tmp_path / name)
+
+
+def test_a_file_that_grows_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("electra.tasks.table.MAX_BYTES", 10_000_000)
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"text,label\n" + b"a" * 30_000_000))
+    with pytest.raises(UserError, match="decompressed: split it"):
+        read_table(tmp_path / "a.csv.gz")

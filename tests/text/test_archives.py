@@ -369,3 +369,31 @@ def test_tokenizer_of_an_archive(corpus, tmp_path, tokenizer_folder):
     assert (tmp_path / "t" / "tokenizer.json").read_bytes() == there
     tokenizer = load_tokenizer(tokenizer_folder)
     assert inspect_tokenizer(tokenizer, [path]) == inspect_tokenizer(tokenizer, [corpus])
+
+
+def test_archives_in_too_many_others_are_refused(tmp_path):
+    content = tar({"a.txt": b"text"})
+    for _ in range(3):
+        content = tar({"inner.tar": content})
+    assert documents(save(tmp_path / "a.tar", content)) == ["text"]
+    for _ in range(50):
+        content = tar({"inner.tar": content})
+    with pytest.raises(UserError, match="is an archive in 5 others"):
+        documents(save(tmp_path / "b.tar", content))
+
+
+@pytest.mark.parametrize(("kind", "size"), [(b"L", 10**10), (b"x", 10**10), (b"0", -512)])
+def test_headers_that_would_fill_the_memory_are_refused(tmp_path, kind, size):
+    header = tarfile.TarInfo("a.txt")
+    header.type, header.size = kind, size
+    content = header.tobuf(tarfile.GNU_FORMAT) + bytes(10_000)
+    with pytest.raises(UserError, match="truncated or damaged"):
+        documents(save(tmp_path / "a.tar", content))
+
+
+def test_a_zip_member_without_a_name_is_skipped(tmp_path):
+    content = zipped({"a.txt": b"text", "b": b"other"}, zipfile.ZIP_STORED)
+    central = content.rindex(b"PK\x01\x02")
+    content = content[: central + 28] + b"\0\0" + content[central + 30 :]  # the name's length
+    with pytest.raises(UserError, match="truncated or damaged"):
+        documents(save(tmp_path / "a.zip", content))

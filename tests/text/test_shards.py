@@ -119,3 +119,38 @@ def test_invalid_folders(folder, copy, tmp_path):
         (copy / "index.json").write_text(broken)
         with pytest.raises(UserError, match="damaged"):
             Shards.open(copy)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dtype", "O"),  # the bytes of the file would be taken for addresses
+        ("dtype", "uint8"),
+        ("length", -1),
+        ("length", "32"),
+        ("layout", "rows"),
+        ("vocabulary_size", None),
+        ("shards", {}),
+        ("file", "../outside.bin"),
+        ("file", "/etc/hostname"),
+        ("file", 5),
+        ("rows", "3"),
+        ("rows", -1),
+        ("held_out", 10**9),
+    ],
+)
+def test_a_hostile_index_is_refused(copy, key, value):
+    path = copy / "index.json"
+    index = json.loads(path.read_text())
+    (copy.parent / "outside.bin").write_bytes(b"secret")
+    shard = index["shards"][0]
+    (shard if key in shard else index)[key] = value
+    path.write_text(json.dumps(index))
+    with pytest.raises(UserError, match="is damaged"):
+        Shards.open(copy)
+
+
+def test_an_index_that_is_nested_too_deeply_is_refused(copy):
+    (copy / "index.json").write_text("[" * 10_000)
+    with pytest.raises(UserError, match="is damaged"):
+        Shards.open(copy)

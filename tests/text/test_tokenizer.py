@@ -10,8 +10,10 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from electra.errors import UserError
 from electra.text.tokenizer import (
+    copy_tokenizer,
     fingerprint,
     load_tokenizer,
+    load_vocabulary,
     save_tokenizer,
     special_names,
     train_tokenizer,
@@ -202,3 +204,50 @@ def limit_disk(patch: pytest.MonkeyPatch, free: int) -> None:
         real(handle)
 
     patch.setattr(os, "fsync", fsync)
+
+
+def test_an_id_that_would_take_all_memory_is_refused(tmp_path):
+    vocab = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4_000_000_000}
+    Tokenizer(models.WordPiece(vocab, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="the id 4,000,000,000"):
+        load_vocabulary(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", "5", "[" * 10_000, '{"do_lower_case": "yes"}'])
+def test_settings_of_the_wrong_type_are_refused(tmp_path, text):
+    (tmp_path / "vocab.txt").write_text("\n".join(SPECIAL))
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"tokenizer_config\.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_special_tokens_that_are_no_text(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(SPECIAL))
+    (tmp_path / "tokenizer_config.json").write_text('{"mask_token": "\\ud800"}')
+    assert load_vocabulary(tmp_path).mask == SPECIAL.index("[MASK]")
+
+
+def test_a_vocabulary_without_the_unknown_token_is_refused(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    with pytest.raises(UserError, match=r"no \[UNK\] token"):
+        load_tokenizer(tmp_path)
+
+
+def test_only_the_files_of_a_tokenizer_are_copied(tokenizer_folder, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    for file in tokenizer_folder.iterdir():
+        (source / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "secret").write_text("secret")
+    (source / "notes.txt").symlink_to(tmp_path / "secret")
+    copy_tokenizer(source, tmp_path / "copy")
+    names = {path.name for path in (tmp_path / "copy").iterdir()}
+    assert names == {"tokenizer.json", "tokenizer_config.json"}
+
+
+def test_a_template_with_a_token_that_is_not_there_is_refused(tokenizer_folder, tmp_path):
+    content = json.loads((tokenizer_folder / "tokenizer.json").read_text())
+    content["post_processor"]["special_tokens"].clear()
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="cannot be read as a tokenizer"):
+        load_tokenizer(tmp_path).encode("a")

@@ -301,3 +301,21 @@ def test_a_checkpoint_with_old_parameter_names_restores(tiny, tmp_path, console)
     found = restored(out).state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     assert resume(out, console) == 0  # reads the optimizer's moments, too
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "5", "[" * 10_000, '{"step": "1"}', '{"rows_of_length": [1]}', '{"best": {"step": "x"}}',
+     '{"rows_of_length": {"a": 1}}', '{"unknown": 1}', '{"step": 1e400}'],
+)  # fmt: skip
+def test_a_hostile_state_is_refused(text, tmp_path):
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(UserError, match="cannot be read"):
+        checkpoint.read_state(tmp_path)
+
+
+@pytest.mark.parametrize("state", [torch.zeros(3), torch.zeros(5, dtype=torch.uint8)])
+def test_a_hostile_random_state_is_refused(state, tmp_path):
+    save_file({"cpu": state}, tmp_path / "random.safetensors")
+    with pytest.raises(UserError, match="cannot be read"):
+        checkpoint.restore_random_state(tmp_path)

@@ -141,3 +141,24 @@ def test_a_missing_library_names_the_extra(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=rf"pip install 'electra\[{name}\]'"):
         open_logger(name, tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"step": 1},
+        {"kind": "train"},
+        {"kind": ["train"], "step": 1},
+        {"kind": "train", "step": "1"},
+        {"kind": "train", "step": 1, "mlm_loss": "low"},
+        {"kind": "train", "step": 1, "mlm_loss": 1e308},
+        {"kind": "phase", "step": 1, "batch_size": "<script>", "seq_length": 8},
+        {"kind": "event", "step": 1, "message": 5},
+        {"kind": "event", "step": 1, "parameters": [1]},
+        {"kind": "score", "step": 1, "score": 0.5},
+    ],
+)
+def test_lines_that_no_run_writes_are_refused(line, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(UserError, match="which no run writes"):
+        read_metrics(tmp_path)

@@ -411,3 +411,8 @@ def test_what_needs_one_length_says_so(staged):
         UserError, match=r"A bench takes one.*data\.seq_length=32 data\.batch_size=4"
     ):
         staged.data.single_phase("A bench")
+
+
+def test_a_length_of_thousands_of_digits_is_refused():
+    with pytest.raises(UserError, match="neither a whole number nor a schedule"):
+        build_phases("9" * 5000, 8)

@@ -22,6 +22,7 @@ from electra.cli import (
     text,
     train,
 )
+from electra.cli.console import plain
 from electra.errors import QuietError, UserError
 from electra.files import is_disk_full
 
@@ -85,8 +86,8 @@ def root(
 
 
 def fail(message: str, code: int) -> int:
-    """Print an error message and return the exit code."""
-    print(f"error: {message}", file=sys.stderr)
+    """Print an error message on one line and return the exit code."""
+    print(f"error: {plain(message)}", file=sys.stderr)
     return code
 
 
@@ -97,7 +98,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
     use_passive_waiting()
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {plain(str(message))}\n"
     sys.exit(run_app())
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -12,6 +13,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, changes of the writing direction, and halves of characters."""
 GONE = (errno.EPIPE, errno.EIO)
 """Errors of a write to a closed pipe and to a closed terminal."""
 
@@ -26,7 +29,12 @@ def consoles() -> "tuple[Console, Console]":
 def warn(warnings: Sequence[str]) -> None:
     """Print warnings on standard error."""
     for warning in warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        typer.echo(f"warning: {plain(warning)}", err=True)
+
+
+def plain(text: str) -> str:
+    """Replace what a file's content in a message could do to a terminal: control characters."""
+    return CONTROL.sub("\ufffd", " ".join(text.splitlines()))
 
 
 @contextmanager

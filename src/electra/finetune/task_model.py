@@ -5,7 +5,7 @@ from pathlib import Path
 
 from electra.errors import UserError, nearest
 from electra.finetune.kinds import KINDS, make_kind
-from electra.hub.folders import read_config
+from electra.hub.folders import build_encoder
 from electra.hub.heads import TaskCard, read_card, read_task_weights, write_task_model
 from electra.models.encoder import Encoder
 from electra.models.heads import TaskModel
@@ -31,6 +31,6 @@ def load_task_model(folder: Path) -> tuple[TaskModel, TaskCard]:
         raise UserError(
             f"{folder} has the unknown task kind '{card.kind}': {nearest(card.kind, list(KINDS))}"
         )
-    model = new_task_model(card, Encoder(read_config(folder)))
+    model = new_task_model(card, build_encoder(folder))
     read_task_weights(model, folder, card, make_kind(card).layout())
     return model.eval(), card

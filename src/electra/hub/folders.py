@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from electra.errors import UserError
+from electra.json_types import MAX_NUMBER, parse_json
 from electra.model_packages import check_files
 from electra.model_paths import SUBFOLDERS
 from electra.models.electra import Discriminator, Generator
@@ -142,12 +143,12 @@ def transformers_config(config: EncoderConfig, kind: str, pad_id: int) -> dict[s
 
 def load_discriminator(folder: Path) -> Discriminator:
     """Load a discriminator from a folder, of this project or of `ElectraForPreTraining`."""
-    return load_weights_(Discriminator(Encoder(read_config(folder))), folder)
+    return load_weights_(Discriminator(build_encoder(folder)), folder)
 
 
 def load_encoder(folder: Path) -> Encoder:
     """Load the encoder alone and ignore the head."""
-    encoder = Encoder(read_config(folder))
+    encoder = build_encoder(folder)
     weights = read_weights(folder)
     body = {name: tensor for name, tensor in weights.items() if name.startswith(BODY)}
     copy_weights(folder, body, dict(named_encoder(encoder)), "an ELECTRA")
@@ -156,7 +157,13 @@ def load_encoder(folder: Path) -> Encoder:
 
 def load_generator(folder: Path) -> Generator:
     """Load a generator from a folder, of this project or of `ElectraForMaskedLM`."""
-    return load_weights_(Generator(Encoder(read_config(folder))), folder)
+    return load_weights_(Generator(build_encoder(folder)), folder)
+
+
+def build_encoder(folder: Path) -> Encoder:
+    """Build an encoder of a folder's sizes; without weights, which bound them, it is refused."""
+    weights_file(folder)
+    return Encoder(read_config(folder))
 
 
 def load_tokenizer_and_vocab(folder: Path) -> tuple[Tokenizer, Vocabulary]:
@@ -177,7 +184,7 @@ def read_config(folder: Path) -> EncoderConfig:
     if not path.is_file():
         raise UserError(f"{folder} has no config.json: give a folder with a model.")
     try:
-        c = json.loads(path.read_text(encoding="utf-8"))
+        c = parse_json(path.read_text(encoding="utf-8"))
     except ValueError:
         raise UserError(f"{path} is not valid JSON; export or download the model again.") from None
     kind = c.get("model_type") if isinstance(c, dict) else None
@@ -191,7 +198,9 @@ def read_config(folder: Path) -> EncoderConfig:
     sizes = {ours: _number(path, c, theirs, int) for ours, theirs in SIZES.items()}
     rates = {ours: _number(path, c, theirs, int, float) for ours, theirs in RATES.items()}
     config = EncoderConfig(**sizes, **rates, vocab_multiple=1)
-    check_size(folder, config)
+    weights = folder / "model.safetensors"
+    if weights.is_file():
+        check_size(config, weights.stat().st_size, path, f"{weights.name} has")
     return config
 
 
@@ -200,25 +209,25 @@ def _number(path: Path, content: dict[str, Any], name: str, *kinds: type) -> Any
     if name not in content:
         raise UserError(f"{path} has no '{name}'; export or download the model again.")
     value = content[name]
-    if type(value) not in kinds:
+    if type(value) not in kinds or abs(value) >= MAX_NUMBER:
         wanted = "a number" if float in kinds else "a whole number"
         raise UserError(
-            f"{path}: {name}={value!r} is not {wanted}; export or download the model again."
+            f"{path}: {name}={repr(value)[:40]} is not {wanted}; export or download the model "
+            "again."
         )
     return value
 
 
-def check_size(folder: Path, config: EncoderConfig) -> None:
+def check_size(config: EncoderConfig, stored: int, path: Path | str, files: str) -> None:
     """Refuse sizes for which the weights have too few bytes, before memory is allocated."""
-    weights, hidden = folder / "model.safetensors", config.hidden
+    hidden = config.hidden
     layer = 4 * hidden * hidden + 2 * hidden * config.feed_forward_width
     tables = (config.vocab_size + config.max_positions) * config.embedding
     needed = config.layers * layer + tables
-    if weights.is_file() and needed > weights.stat().st_size:
+    if needed > stored:
         raise UserError(
-            f"{folder / 'config.json'} describes a network of {needed:,} parameters, but "
-            f"{weights.name} has only {weights.stat().st_size:,} bytes; export or download the "
-            "model again."
+            f"{path} describes a network of {needed:,} parameters, but {files} only {stored:,} "
+            "bytes; export or download the model again."
         )
 
 
@@ -270,14 +279,20 @@ def rename_layer_norm(name: str) -> str:
     )
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read the tensors of `model.safetensors`, under the names of transformers."""
+def weights_file(folder: Path) -> Path:
+    """Return the path of a folder's weights, which must be there."""
     path = folder / "model.safetensors"
     if not path.is_file():
         raise UserError(
             f"{folder} has no model.safetensors; weights in pickle form (.bin, .pt) are not loaded "
             "because they can run code: convert them to safetensors first."
         )
+    return path
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read the tensors of `model.safetensors`, under the names of transformers."""
+    path = weights_file(folder)
     check_files(folder)
     try:
         weights = load_file(path)

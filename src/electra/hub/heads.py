@@ -17,6 +17,7 @@ from electra.hub.folders import (
     transformers_config,
     write_model,
 )
+from electra.json_types import check_fields, parse_json
 from electra.models.heads import HeadKind, Pool, TaskModel
 
 CARD = "task.json"
@@ -105,9 +106,12 @@ def read_card(folder: Path) -> TaskCard:
             "electra finetune makes one."
         )
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = parse_json(path.read_text(encoding="utf-8"))
         renamed = {TaskCard.RENAMED_KEYS.get(key, key): value for key, value in stored.items()}
         values = {"without_stops": False} | renamed  # missing in the oldest cards
+        check_fields(TaskCard, values)
+        if not 0 <= values["dropout"] < 1 or values["max_length"] < 1:
+            raise ValueError("out of range")
         return TaskCard(**{f.name: values[f.name] for f in fields(TaskCard)})
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path} is damaged: fine-tune the model again.") from None

@@ -16,6 +16,7 @@ from electra.files import new_folder
 from electra.hub.electric import is_electric, mark_electric
 from electra.hub.extend_vocabulary import extend_network_
 from electra.hub.folders import (
+    check_size,
     export,
     load_discriminator,
     load_generator,
@@ -125,10 +126,10 @@ def find_checkpoint(source: str) -> Path | None:
     latest = path / "checkpoint"
     if latest.is_file():
         text = latest.read_text(encoding="utf-8", errors="replace")
-        named = re.search(r'^model_checkpoint_path: "(.*)"', text, re.M)
-        # The path may be that of the machine that trained it.
-        if named and (path / f"{Path(named[1]).name}.index").is_file():
-            return path / Path(named[1]).name
+        # The path may be that of the machine that trained it: only the name counts.
+        named = re.search(r'^model_checkpoint_path: "(?:.*/)?([^/"\n]{1,60})"', text, re.M)
+        if named and (path / f"{named[1]}.index").is_file():
+            return path / named[1]
     prefixes = sorted(file.with_suffix("") for file in path.glob("*.index"))
     if len(prefixes) > 1:
         raise UserError(f"{path} holds several checkpoints: give one, such as {prefixes[-1]}.")
@@ -231,9 +232,9 @@ def _sizes(bundle: TensorBundle, scope: str, embeddings: str, heads: int) -> Enc
     layers = {
         int(match[1])
         for name in bundle.entries
-        if (match := re.match(rf"{scope}/encoder/layer_(\d+)/", name))
+        if (match := re.match(rf"{scope}/encoder/layer_(\d{{1,4}})/", name))
     }
-    return EncoderConfig(
+    config = EncoderConfig(
         layers=max(layers, default=0) + 1,
         hidden=shape(f"{scope}/encoder/layer_0/attention/self/query/kernel")[0],
         heads=heads,
@@ -243,6 +244,8 @@ def _sizes(bundle: TensorBundle, scope: str, embeddings: str, heads: int) -> Enc
         vocab_size=vocab_size,
         vocab_multiple=1,
     )
+    check_size(config, bundle.stored_bytes(), f"{bundle.prefix}.index", "its data files have")
+    return config
 
 
 def _copy(bundle: TensorBundle, network: Network, scope: str, embeddings: str) -> set[str]:

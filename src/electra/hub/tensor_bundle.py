@@ -4,6 +4,7 @@
 and place in one of the files `PREFIX.data-00000-of-00001`, and the empty name to a header.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ BLOCK_TRAILER_SIZE = 5
 """Bytes after a block: its compression and the CRC of both."""
 DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 6: "i1", 9: "<i8", 10: "?", 19: "<f2"}
 """NumPy's dtypes by TensorFlow's numbers."""
+MAX_NAME_BYTES = 1000
+MAX_VARINT_BYTES = 10
+"""Bytes of a number of 64 bits; a longer one is damage."""
 Fields = dict[int, list[Any]]
 
 
@@ -49,7 +53,7 @@ class TensorBundle:
     def read(self, name: str) -> npt.NDArray[Any]:
         """Read one tensor and verify its checksum."""
         entry = self.entries[name]
-        path = Path(f"{self.prefix}.data-{entry.shard:05d}-of-{self.shards:05d}")
+        path = self.data_file(entry)
         if entry.sliced:
             raise UserError(f"{self.prefix}: {name} is partitioned, which is not supported.")
         if entry.dtype not in DTYPES:
@@ -59,17 +63,27 @@ class TensorBundle:
             )
         if not path.is_file():
             raise UserError(f"{path} is missing: copy all files of the checkpoint here.")
+        dtype = np.dtype(DTYPES[entry.dtype])
+        fits = entry.offset + entry.size <= path.stat().st_size
+        if not fits or entry.size != dtype.itemsize * math.prod(entry.shape):
+            raise UserError(f"{path} is too short for {name}: copy the checkpoint again.")
         with path.open("rb") as file:
             file.seek(entry.offset)
             content = file.read(entry.size)
-        dtype = np.dtype(DTYPES[entry.dtype])
-        if len(content) != entry.size or entry.size != dtype.itemsize * np.prod(entry.shape):
-            raise UserError(f"{path} is too short for {name}: copy the checkpoint again.")
         if crc32c(content) != unmask(entry.crc):
             raise UserError(
                 f"{path} is damaged: the checksum of {name} differs; copy the checkpoint again."
             )
         return np.frombuffer(content, dtype).reshape(entry.shape)
+
+    def data_file(self, entry: Entry) -> Path:
+        """Return the file that holds a tensor."""
+        return Path(f"{self.prefix}.data-{entry.shard:05d}-of-{self.shards:05d}")
+
+    def stored_bytes(self) -> int:
+        """Return the size of all files that hold tensors."""
+        files = {self.data_file(entry) for entry in self.entries.values()}
+        return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def open_bundle(prefix: Path) -> TensorBundle:
@@ -81,11 +95,12 @@ def open_bundle(prefix: Path) -> TensorBundle:
         items = dict(_read_table(table, path))
         header = _parse_message(items.pop(b""))
         entries = {key.decode(): _parse_entry(value) for key, value in items.items()}
-    except (IndexError, KeyError, ValueError):  # also a UnicodeDecodeError
+        shards, big_endian = _number(header, 1), _number(header, 2)
+    except (IndexError, KeyError, ValueError, TypeError):  # also a UnicodeDecodeError
         raise damaged from None
-    if _number(header, 2):
+    if big_endian:
         raise UserError(f"{path} is of a big-endian machine, which is not supported.")
-    return TensorBundle(prefix=prefix, shards=_number(header, 1), entries=entries)
+    return TensorBundle(prefix=prefix, shards=shards, entries=entries)
 
 
 def _read_table(table: bytes, path: Path) -> Iterator[tuple[bytes, bytes]]:
@@ -95,8 +110,12 @@ def _read_table(table: bytes, path: Path) -> Iterator[tuple[bytes, bytes]]:
         raise ValueError("no footer")
     _, _, position = _read_handle(footer, 0)  # the block of filters, which is not used
     offset, size, _ = _read_handle(footer, position)
+    end = 0
     for _, handle in _read_block(table, offset, size, path):
         offset, size, _ = _read_handle(handle, 0)
+        if offset < end:  # a block that is listed twice could be listed a million times
+            raise ValueError("blocks overlap")
+        end = offset + size
         yield from _read_block(table, offset, size, path)
 
 
@@ -118,6 +137,8 @@ def _read_block(table: bytes, offset: int, size: int, path: Path) -> Iterator[tu
         added, position = _read_varint(stored, position)
         length, position = _read_varint(stored, position)
         key = key[:shared] + stored[position : position + added]
+        if len(key) > MAX_NAME_BYTES:  # a byte could stand for a long name
+            raise ValueError("a long name")
         position += added
         yield key, stored[position : position + length]
         position += length
@@ -132,14 +153,13 @@ def _read_handle(data: bytes, position: int) -> tuple[int, int, int]:
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     """Return a number of variable length, and the position after it."""
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
+    value = 0
+    for count in range(MAX_VARINT_BYTES):
+        byte = data[position + count]
+        value |= (byte & 0x7F) << 7 * count
         if byte < 0x80:
-            return value, position
+            return value, position + count + 1
+    raise ValueError("a long number")
 
 
 def _parse_entry(data: bytes) -> Entry:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from electra.errors import UserError, require
 from electra.play.models import open_models
@@ -30,17 +31,39 @@ Asgi = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
 class OnlyThePage:
-    """Middleware that answers 404 for every route that the page does not need."""
+    """Middleware that answers 404 for every route that the page does not need.
 
-    def __init__(self, app: Asgi) -> None:
+    With `loopback` it answers 403 to pages of other sites: their requests carry a foreign `Origin`,
+    or, if their name was made to point to this machine, a foreign `Host`.
+    """
+
+    def __init__(self, app: Asgi, *, loopback: bool) -> None:
         self.app = app
+        self.loopback = loopback
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and not is_needed(scope["path"]):
-            await send({"type": "http.response.start", "status": 404, "headers": []})
-            await send({"type": "http.response.body", "body": b"not found"})
-            return
-        await self.app(scope, receive, send)
+        if scope["type"] == "lifespan":  # the server's own start and end
+            await self.app(scope, receive, send)
+        elif self.loopback and not is_local(scope["headers"]):
+            await refuse(send, 403, b"forbidden")
+        elif scope["type"] != "http" or not is_needed(scope["path"]):
+            await refuse(send, 404, b"not found")
+        else:
+            await self.app(scope, receive, send)
+
+
+async def refuse(send: Any, status: int, body: bytes) -> None:
+    """Answer a request with an error."""
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+
+
+def is_local(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Return whether a request names this machine as its host, and as the page that sent it."""
+    found = {name.lower(): value.decode("latin-1") for name, value in headers}
+    host = urlsplit(f"//{found.get(b'host', '')}").hostname
+    origin = urlsplit(found.get(b"origin", "http://localhost")).hostname
+    return host in LOOPBACK and origin in LOOPBACK
 
 
 def is_needed(path: str) -> bool:
@@ -125,7 +148,11 @@ def serve(
         theme=theme,
         css=CSS,
         head=HEAD,
-        app_kwargs={"middleware": [Middleware(OnlyThePage)], "docs_url": None, "redoc_url": None},
+        app_kwargs={
+            "middleware": [Middleware(OnlyThePage, loopback=host in LOOPBACK)],
+            "docs_url": None,
+            "redoc_url": None,
+        },
     )
     print(f"Open {address} in a browser; Ctrl-C stops.", flush=True)
     if wait:

@@ -141,7 +141,7 @@ def previous_results(
     study: Study, runs: Sequence[StudyRun], shards: Shards, out: Path
 ) -> dict[tuple[str, int], Result]:
     """Return the results in `out` by arm and seed; those of other settings or data are refused."""
-    before = [update_result(result) for result in read_results(out)]
+    before = update_results(out)
     check_same(out, before, {"study": study.name})
     done = {(result["arm"], result["seed"]): result for result in before}
     for run in runs:
@@ -153,10 +153,20 @@ def previous_results(
 
 def read_other_results(folder: Path) -> list[Result]:
     """Return the results of another study."""
-    found = read_results(folder)
+    found = update_results(folder)
     if not found:
         raise UserError(f"--reuse {folder}: it has no results.jsonl; give the --out of a study.")
-    return [update_result(result) for result in found]
+    return found
+
+
+def update_results(folder: Path) -> list[Result]:
+    """Return the results in a folder with today's names; those of a study must be whole."""
+    found = read_results(folder)
+    try:
+        return [update_result(result) for result in found]
+    except (AttributeError, TypeError, ValueError):
+        path = folder / RESULTS
+        raise UserError(f"{path} is damaged: delete its broken line, or the folder.") from None
 
 
 def find_reusable(

@@ -18,7 +18,7 @@ PAIR_NAMES = (
 )
 LABEL_NAMES = ("label", "labels", "class", "category", "score", "target")
 OPTIONS_NAMES = ("choices", "options", "endings")
-NUMBERED_OPTION = re.compile(r"(choice|option|ending)_?(\d+)", re.IGNORECASE)
+NUMBERED_OPTION = re.compile(r"(choice|option|ending)_?(\d{1,9})", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,7 +123,7 @@ def read_tags(
     if is_table(path, content, text, label):
         table = read_table(path, content)
         return read_tagged_table(table, text, label, tags_optional=tags_optional)
-    if label is not None and not re.fullmatch(r"-?\d+", label):
+    if label is not None and not re.fullmatch(r"-?\d{1,9}", label):
         raise UserError(
             f"'{path}' has no header: name the column of the tags by its number, not '{label}'."
         )

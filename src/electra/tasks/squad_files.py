@@ -21,6 +21,7 @@ from electra.tasks.table import (
 from electra.text.readers import clean
 
 EXTENSIONS = (*JSON, ".csv", ".tsv", ".tab")
+MAX_DIGITS = 20  # of a position
 ANSWER_NAMES = ("answer", "answers")
 
 Value = TypeVar("Value")
@@ -139,7 +140,7 @@ def parse_start(value: Any, location: str) -> int | None:
     """Parse the start of an answer, if there is one; in CSV and TSV it is a string."""
     if value is None or value == "":
         return None
-    if isinstance(value, str) and value.strip().isdecimal():
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < MAX_DIGITS:
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise UserError(
@@ -181,7 +182,8 @@ def mrqa_answers(
     question: dict[str, Any], context: str, location: str
 ) -> tuple[list[tuple[str, int | None]] | None, list[str]]:
     """The annotated spans, whose ends are inclusive, and the other answer texts."""
-    texts = [text for text in question.get("answers") or () if isinstance(text, str)]
+    given = question.get("answers")
+    texts = [text for text in given if isinstance(text, str)] if isinstance(given, list) else []
     if question.get("detected_answers") is None:
         return ([(text, None) for text in texts] if "answers" in question else None), []
     spans: list[tuple[str, int | None]] = []

@@ -20,6 +20,7 @@ TSV = (".tsv", ".tab", ".txt")
 JSON = (".jsonl", ".ndjson", ".json")
 EXTENSIONS = CSV + TSV + JSON
 
+MAX_BYTES = 2_000_000_000  # of a whole file, which is read into memory
 MAX_SHOWN = 40  # characters of a column name in an error; without a header it may be a long text
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 WHITESPACE = re.compile(r"\s*")
@@ -186,7 +187,14 @@ def refuse_same_column(path: Path, columns: Mapping[str, str]) -> None:
 def read_bytes(path: Path) -> bytes:
     """Read and decompress a file, or read a pipe, which is possible only once."""
     if path.is_file() or path.is_dir():
-        return b"".join(blocks(file_source(path, alone=True), lambda count: None))
+        content = bytearray()
+        for block in blocks(file_source(path, alone=True), lambda count: None):
+            content += block
+            if len(content) > MAX_BYTES:
+                raise UserError(
+                    f"'{path}' has more than {MAX_BYTES // 10**9} GB, decompressed: split it."
+                )
+        return bytes(content)
     try:
         return path.read_bytes()
     except OSError as error:
@@ -292,7 +300,7 @@ def same_width(rows: list[Cells]) -> bool:
 def parse_header(path: Path, cells: Iterable[Cells]) -> tuple[tuple[str, ...], list[Row]]:
     """Return the columns named by the first row, and the other rows."""
     rows = iter(cells)
-    line, header = next(rows)
+    line, header = next(rows, (1, []))
     header = [name.strip() for name in header]
     for name in header:
         if name and header.count(name) > 1:  # spreadsheets leave columns without a name
@@ -342,7 +350,7 @@ def json_list(path: Path, text: str) -> Iterator[Row]:
             position += text[position] == ","
     except json.JSONDecodeError as error:
         raise json_error(path, error.lineno, error) from None
-    except RecursionError as error:
+    except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
         raise json_error(path, line, error) from None
     if (rest := text[position + 1 :]).strip():
         line = text.count("\n", 0, len(text) - len(rest.lstrip())) + 1

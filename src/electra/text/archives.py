@@ -22,6 +22,12 @@ from electra.text.sources import (
 )
 
 ENCRYPTED = 0x1  # the bit in the flags of a zip member
+MAX_NESTED = 4  # archives inside of archives
+MAX_HEADER_BYTES = 1_000_000  # a longer name or pax header would be read into memory
+HEADERS = (
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+)
 
 
 def open_files(source: Source, on_bytes: OnBytes) -> Iterator[InputFile]:
@@ -33,11 +39,13 @@ def open_files(source: Source, on_bytes: OnBytes) -> Iterator[InputFile]:
         yield from expand(file)
 
 
-def expand(file: InputFile) -> Iterator[InputFile]:
+def expand(file: InputFile, depth: int = 0) -> Iterator[InputFile]:
     """Yield the file itself, or the members of a tar archive and of those inside it."""
     if is_tar(file):
+        if depth > MAX_NESTED:
+            raise UserError(f"'{file.name}' is an archive in {depth} others: unpack them first.")
         for member in tar_members(file):
-            yield from expand(member)
+            yield from expand(member, depth + 1)
     elif file.archived and file.kind == "zip":
         raise UserError(f"'{file.name}' is a zip archive in an archive: unpack it first.")
     else:
@@ -58,6 +66,14 @@ def is_tar(file: InputFile) -> bool:
 
 class StrictTarInfo(tarfile.TarInfo):
     """Raises at a damaged header, which `tarfile` takes for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Parse a header; one whose content would not fit in memory is damage."""
+        member = super().frombuf(buf, encoding, errors)
+        if member.size < 0 or (member.type in HEADERS and member.size > MAX_HEADER_BYTES):
+            raise tarfile.ReadError(f"a header with a size of {member.size} bytes")
+        return member
 
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
@@ -128,7 +144,7 @@ def zip_members(source: Source, on_bytes: OnBytes) -> Iterator[InputFile]:
         except (*DAMAGE, ValueError) as error:  # ValueError: the encoding of names
             raise damaged(source.name, "", error) from None
         for member in sorted(archive.infolist(), key=lambda member: member.header_offset):
-            if member.is_dir() or is_hidden(member.filename):
+            if not member.filename or member.is_dir() or is_hidden(member.filename):
                 continue
             name = printable(member.filename)
             if member.flag_bits & ENCRYPTED:

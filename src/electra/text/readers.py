@@ -304,8 +304,8 @@ def read_parquet(source: Source, field: str, on_bytes: OnBytes) -> Iterator[str]
                     row += 1
                     yield field_text({field: value}, field, f"'{source.name}' row {row}")
                 on_bytes(round(share * row) - round(share * (row - batch.num_rows)))
-    except (arrow.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+    except (arrow.ArrowException, OSError, ValueError) as error:  # ValueError: a name in no UTF-8
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(f"'{source.name}' cannot be read as parquet: {reason}.") from None
 
 

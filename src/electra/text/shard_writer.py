@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,15 +14,15 @@ from tokenizers import Tokenizer
 
 from electra.errors import UserError
 from electra.files import TEMPORARY, file_sha256, locked, write_atomic
+from electra.json_types import check_fields, parse_json
 from electra.text.encode import Chunk, ChunkResult, Job, chunk_digest, shard_name
-from electra.text.shards import FORMAT, INDEX, TOKENIZER, read_index
+from electra.text.shards import FORMAT, INDEX, SHARD_NAME, TOKENIZER, read_index
 from electra.text.sources import Source
 from electra.text.tokenizer import save_tokenizer
 
 JOURNAL = "journal.jsonl"
 # File names that are not UTF-8 are escaped; JSON reads the same escape.
 ESCAPED = "backslashreplace"
-SHARD_NAME = re.compile(r"shard-\d{5,}\.bin")
 TOTAL_KEYS = ("documents", "rows", "tokens", "text_tokens", "lost_tokens", "unknown", "text_bytes")
 
 
@@ -110,7 +109,7 @@ class ShardWriter:
         """Load the chunks that an interrupted run has recorded."""
         lines = (self.folder / JOURNAL).read_bytes().split(b"\n")
         try:
-            other = json.loads(lines[0])["request"]
+            other = dict(parse_json(lines[0])["request"])
         except (ValueError, KeyError, TypeError):
             raise UserError(
                 f"'{self.folder / JOURNAL}' is damaged: choose another --out, "
@@ -120,8 +119,10 @@ class ShardWriter:
             raise self.other_request(other)
         for line in lines[1:]:
             # A line that was cut short by a crash only costs its chunk.
-            with suppress(ValueError, TypeError):
-                result = ChunkResult(**json.loads(line))
+            with suppress(ValueError, TypeError, AttributeError):
+                values = parse_json(line)
+                check_fields(ChunkResult, values)
+                result = ChunkResult(**values)
                 self.earlier[result.number] = result
 
     def start_journal(self) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,12 +15,15 @@ import numpy.typing as npt
 
 from electra.errors import UserError
 from electra.files import file_sha256
+from electra.json_types import check_fields, parse_json
 from electra.text.layouts import Layout
 
 FORMAT = 1
 INDEX = "index.json"
 TOKENIZER = "tokenizer"
 Split = Literal["train", "held_out"]
+DTYPES = ("uint16", "uint32")
+SHARD_NAME = re.compile(r"shard-\d{5,}\.bin")
 # Two folders with the same values hold the same data; the rest of the index is its origin.
 IDENTITY = ("format", "length", "layout", "dtype", "tokenizer", "vocabulary_size", "shards")
 
@@ -155,13 +159,11 @@ def read_index(folder: Path) -> dict[str, Any]:
             "create or finish it with `electra prepare`."
         )
     try:
-        index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        index: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
         version = index["format"]
         if version == FORMAT:
-            digest(index)
-            for entry in index["shards"]:
-                Shard(**entry)  # fails on missing or unknown keys
-    except (ValueError, KeyError, TypeError):
+            check_index(index)
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
             f"'{path}' is damaged: delete the folder '{folder}' and run `electra prepare` again."
         ) from None
@@ -171,6 +173,21 @@ def read_index(folder: Path) -> dict[str, Any]:
             "run `electra prepare` again."
         )
     return index
+
+
+def check_index(index: dict[str, Any]) -> None:
+    """Refuse an index whose values would be used as something else than they are."""
+    digest(index)
+    typed = {key: index[key] for key in ("length", "layout", "dtype", "vocabulary_size")}
+    check_fields(Shards, typed | {"fingerprint": index["tokenizer"]})
+    if index["dtype"] not in DTYPES or index["length"] < 1 or not isinstance(index["shards"], list):
+        raise ValueError("not the rows of shards")
+    for entry in index["shards"]:
+        check_fields(Shard, entry)
+        shard = Shard(**entry)  # fails on missing or unknown keys
+        # The name of a file beside the index, never a path to somewhere else
+        if not SHARD_NAME.fullmatch(shard.file) or not 0 <= shard.held_out <= shard.rows:
+            raise ValueError("not a shard")
 
 
 def digest(index: dict[str, Any]) -> str:

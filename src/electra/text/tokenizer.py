@@ -14,7 +14,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from electra.errors import UserError
 from electra.files import TEMPORARY, write_atomic
+from electra.json_types import parse_json
 from electra.text.plain_text import read_texts
+from electra.text.readers import clean
 from electra.text.sources import pipes_as_files
 from electra.text.train_vocab import (
     MAX_WORD_CHARS,
@@ -32,6 +34,9 @@ SPECIAL_NAMES = {
     "mask": ("[MASK]", "<mask>"),
     "unk": ("[UNK]", "<unk>"),
 }
+
+MAX_VOCABULARY = 10_000_000
+"""A network has a row for each id, so one large id would take all memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +69,25 @@ def load_tokenizer(path: Path) -> Tokenizer:
         return from_vocab_txt(path)
     if file.name == "vocab.txt":
         return from_vocab_txt(file.parent)
-    try:
+    with _readable(file):
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library has no specific exception
-        raise UserError(
-            f"'{file}' cannot be read as a tokenizer ({error}): save or train the tokenizer again."
-        ) from None
+        tokenizer.encode("a", "b")  # fails where a template names a token that is not there
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Turn the errors of the library into one of ours; a panic of its code in Rust is one too."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise UserError(
+            f"'{file}' cannot be read as a tokenizer ({error}): save or train the tokenizer again."
+        ) from None
 
 
 def from_vocab_txt(folder: Path) -> Tokenizer:
@@ -95,14 +110,17 @@ def from_vocab_file(file: Path, settings: Mapping[str, Any]) -> Tokenizer:
             f"'{file}' is not a vocabulary in UTF-8: name one, or save it so."
         ) from None
     vocab = {token.rstrip("\r"): i for i, token in enumerate(tokens) if token.rstrip("\r")}
+    if "[UNK]" not in vocab:
+        raise UserError(f"'{file}' has no [UNK] token, which WordPiece needs: add it as a line.")
     tokenizer = Tokenizer(
         models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARS)
     )
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        lowercase=settings.get("do_lower_case", True),
-        strip_accents=settings.get("strip_accents"),
-        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-    )
+    with _readable(file.with_name("tokenizer_config.json")):
+        tokenizer.normalizer = normalizers.BertNormalizer(
+            lowercase=settings.get("do_lower_case", True),
+            strip_accents=settings.get("strip_accents"),
+            handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     present = [token for token in SPECIAL if token in vocab]
@@ -126,9 +144,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"'{path}' is not valid JSON ({error}): fix it or delete it.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"'{path}' is not an object of JSON: fix it or delete it.")
     return content
 
 
@@ -141,7 +161,7 @@ def special_names(path: Path) -> dict[str, str]:
         value = settings.get(f"{role}_token")
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):
-            found[role] = value
+            found[role] = clean(value)
     return found
 
 
@@ -170,6 +190,11 @@ def vocabulary(tokenizer: Tokenizer, names: Mapping[str, str] | None = None) -> 
             )
     ids = set(tokenizer.get_vocab(with_added_tokens=True).values())
     size = max(ids) + 1
+    if size > MAX_VOCABULARY:
+        raise UserError(
+            f"The tokenizer has the id {size - 1:,}, and ids must be below {MAX_VOCABULARY:,}: "
+            "number its tokens without gaps."
+        )
     flagged = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     flagged |= {token_id for role, token_id in found.items() if role != "unk"}
     flagged.discard(found.get("unk", -1))
@@ -240,6 +265,14 @@ def save_tokenizer(
             "tokenizer.json": plain.to_str(pretty=True),  # last: it makes the folder a tokenizer
         },
     )
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the files of a tokenizer; others in its folder, such as links, stay behind."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
 
 
 def write_folder(out: Path, files: dict[str, str]) -> None:

@@ -33,11 +33,13 @@ from electra.errors import UserError
 from electra.files import is_disk_full
 from electra.hub.electric import mark_electric
 from electra.hub.folders import export, save_tensors
+from electra.json_types import check_fields, parse_json
 from electra.models.encoder import current_parameter_name
 from electra.objectives.electric import Electric
 from electra.objectives.objective import Objective
 from electra.optim.ema import WeightEma
 from electra.optim.optimizer import Optimizer
+from electra.text.tokenizer import copy_tokenizer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,7 +141,7 @@ def restore(
         if optimizer is not None:
             moments = _moments(parameters, optimizer)
             _copy_all(load_file(checkpoint / "optimizer.safetensors"), moments, checkpoint)
-            set_random_state(load_file(checkpoint / "random.safetensors"))
+            restore_random_state(checkpoint)
         if ema is not None:
             _copy_all(load_file(checkpoint / "ema.safetensors"), ema.tensors(), checkpoint)
     return state
@@ -160,6 +162,12 @@ def read_random_states(checkpoint: Path) -> dict[str, Tensor]:
         return load_file(checkpoint / "random.safetensors")
 
 
+def restore_random_state(checkpoint: Path) -> None:
+    """Set the random generators to the state of a checkpoint."""
+    with _readable(checkpoint):
+        set_random_state(load_file(checkpoint / "random.safetensors"))
+
+
 def restore_for_inference(checkpoint: Path, objective: Objective) -> None:
     """Load the weights that the checkpoint exports: with `optim.ema`, their average."""
     restore(checkpoint, objective)
@@ -173,7 +181,9 @@ def restore_for_inference(checkpoint: Path, objective: Objective) -> None:
 def read_state(checkpoint: Path) -> TrainState:
     """The `TrainState` of a checkpoint."""
     with _readable(checkpoint):
-        return TrainState(**json.loads((checkpoint / "state.json").read_text(encoding="utf-8")))
+        values = parse_json((checkpoint / "state.json").read_bytes())
+        check_fields(TrainState, values)
+        return TrainState(**values)
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -207,7 +217,7 @@ def _export_networks(objective: Objective, folder: Path, tokenizer: Path, pad_id
         export(network, folder / name, pad_id)
         if isinstance(objective, Electric):
             mark_electric(folder / name)
-        shutil.copytree(tokenizer, folder / name, dirs_exist_ok=True)
+        copy_tokenizer(tokenizer, folder / name)
 
 
 def _buffers(objective: Objective) -> dict[str, Tensor]:
@@ -245,7 +255,10 @@ def _copy_all(stored: dict[str, Tensor], wanted: dict[str, Any], checkpoint: Pat
 def _readable(checkpoint: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+    except (
+        *(OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError),
+        *(ZeroDivisionError, RuntimeError),  # tensors of a shape or type that torch refuses
+    ) as error:
         raise UserError(
             f"The checkpoint {checkpoint} cannot be read ({error}); delete that folder to "
             "resume from the one before it."

@@ -4,10 +4,17 @@ import math
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from electra.errors import require
+from electra.errors import UserError, require
 from electra.files import write_atomic
+from electra.json_types import has_type, shown
 from electra.jsonl import read_jsonl, to_json
 
+TEXTS = ("kind", "message", "hardware", "kernels", "task", "metric", "origin")
+"""Values of `metrics.jsonl` that are texts; all others are numbers."""
+SCORE = {"task", "metric", "origin", "score", "seeds"}
+"""What each line of the kind 'score' has."""
+LARGEST = 1e100
+"""Larger numbers are no metrics, and charts cannot scale them."""
 LoggerName = Literal["none", "tensorboard", "trackio", "wandb"]
 
 
@@ -55,8 +62,32 @@ class MetricsLog:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """All lines of a run's `metrics.jsonl`."""
-    return read_jsonl(run / "metrics.jsonl")
+    """All lines of a run's `metrics.jsonl`; one that no run writes is an error."""
+    path = run / "metrics.jsonl"
+    lines = read_jsonl(path)
+    for line in lines:
+        needed = {"kind", "step"} | (SCORE if line.get("kind") == "score" else set())
+        for name in (*sorted(needed), *line):
+            value = line.get(name)
+            if not _is_metric(line.get("kind"), name, value) or (value is None and name in needed):
+                raise UserError(
+                    f"{path} has a line with {shown(name)}: {shown(value)}, which no run "
+                    "writes: delete the line, or copy the file again."
+                )
+    return lines
+
+
+def _is_metric(kind: Any, name: str, value: Any) -> bool:
+    """Whether a value can be shown: a text, a number of a usual size, or the sizes of networks."""
+    if name in TEXTS:
+        return isinstance(value, str)
+    if name == "step":
+        return has_type(value, int)
+    if name == "parameters":
+        return has_type(value, dict[str, int])
+    if kind == "event":  # what else it says about the machine is not shown
+        return True
+    return value is None or (has_type(value, float) and not LARGEST <= abs(value) < math.inf)
 
 
 def open_logger(name: LoggerName, run: Path, config: dict[str, Any]) -> Logger | None:

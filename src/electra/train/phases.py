@@ -18,7 +18,7 @@ from electra.models.encoder import Encoder
 from electra.train.step import Step
 
 SEPARATORS = re.compile(r"\s*,\s*")
-ENTRY = re.compile(r"(-?\d+)(?:@(\d*\.?\d+))?")
+ENTRY = re.compile(r"(-?\d{1,18})(?:@(\d*\.?\d+))?")
 
 
 class Phase(NamedTuple):

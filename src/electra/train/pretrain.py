@@ -30,7 +30,13 @@ from electra.optim.ema import WeightEma
 from electra.optim.optimizer import build_optimizer
 from electra.run_dir import GracefulStop, check_out_dir
 from electra.text.shards import Shards
-from electra.text.tokenizer import Vocabulary, fingerprint, load_tokenizer, load_vocabulary
+from electra.text.tokenizer import (
+    Vocabulary,
+    copy_tokenizer,
+    fingerprint,
+    load_tokenizer,
+    load_vocabulary,
+)
 from electra.train import checkpoint
 from electra.train.accelerate import use_cheap_cpu_dropout_, use_fused_kernels_
 from electra.train.budget import parse_budget
@@ -102,7 +108,7 @@ def start(
         try:
             with ranks.together():
                 if ranks.first:
-                    shutil.copytree(shards.tokenizer, out / "tokenizer")
+                    copy_tokenizer(shards.tokenizer, out / "tokenizer")
                     save_config(config, out)
             if config.init_from.model:
                 for line in describe_init(config, row_workloads(config), budget_steps(config)):

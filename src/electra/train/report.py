@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from electra.config import load_yaml
 from electra.errors import UserError, require
 from electra.hub import heat_map
 from electra.train import charts
@@ -16,7 +15,7 @@ from electra.train.metrics_log import read_metrics
 from electra.train.progress_view import clock, format_metric, metrics_present
 from electra.train.report_samples import render_samples
 from electra.train.scoring import describe_best
-from electra.train.verdict import judge_run
+from electra.train.verdict import QUIET, judge_run
 
 COLOURS = {"training": "#9aa5b1", "held-out": "#c2410c", "": "#1d4ed8"}
 STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
@@ -146,10 +145,10 @@ def _details(run: Path, name: str, metrics: Metrics, several: bool) -> str:
     warnings = "".join(
         f"<li>step {line['step']:,}: {html.escape(line['message'])}</li>"
         for line in metrics
-        if line["kind"] == "event" and line["message"] not in ("started", "resumed")
+        if line["kind"] == "event" and line.get("message", "started") not in QUIET
     )
     config = run / "config.yaml"
-    settings = config.read_text(encoding="utf-8") if config.exists() else ""
+    settings = config.read_text(encoding="utf-8", errors="replace") if config.exists() else ""
     return f"""<section>
 <h2>{html.escape(name) if several else "The run"}</h2>
 <p>{" · ".join(_facts(metrics))}</p>
@@ -169,11 +168,12 @@ def _facts(metrics: Metrics) -> list[str]:
     begun = next((line for line in metrics if line.get("message") == "started"), {})
     facts = [f"{max(line['step'] for line in metrics):,} steps"]
     if train:
-        facts += [f"{_amount(train['tokens'])} tokens", f"{clock(train['seconds'])} of training"]
+        tokens, seconds = train.get("tokens") or 0, train.get("seconds")
+        facts += [f"{_amount(tokens)} tokens", f"{clock(seconds)} of training"]
     facts += [
         f"{line['batch_size']} rows of {line['seq_length']} tokens from step {line['step']:,}"
         for line in metrics
-        if line["kind"] == "phase"
+        if line["kind"] == "phase" and {"batch_size", "seq_length"} <= line.keys()
     ]
     facts += [
         f"{html.escape(name)} {_amount(size)} parameters"
@@ -190,8 +190,9 @@ def _facts(metrics: Metrics) -> list[str]:
 
 def _data_folder(settings: str) -> Path:
     """The folder of the shards in a run's configuration."""
-    known = yaml.safe_load(settings) or {}
-    return Path(str(known.get("data", {}).get("folder", "")))
+    known = load_yaml(settings, "config.yaml")
+    data = known.get("data") if isinstance(known, dict) else None
+    return Path(str(data.get("folder", ""))) if isinstance(data, dict) else Path()
 
 
 def _last(metrics: list[dict[str, Any]], kind: str) -> dict[str, Any]:
