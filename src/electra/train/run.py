@@ -68,6 +68,10 @@ class Run:
         self.phase = phase
         self.step.micro_batch = phase.batch_size // self.loop.grad_accumulation // self.ranks.size
         self.held_out = held_out_rows(self.shards[phase.seq_length], self.loop.validate_rows)
+        self.free_cuda_graph()
+
+    def free_cuda_graph(self) -> None:
+        """Free the CUDA graph and its memory, once nothing else refers to it."""
         if self.graphed_step is not None:
             self.graphed_step = None
             gc.collect()
@@ -107,10 +111,8 @@ class Run:
 
     @property
     def uses_cuda_graph(self) -> bool:
-        """Whether a step is one CUDA graph: with several ranks it is not, see docs/many-gpus.md."""
-        return (
-            self.loop.cuda_graph and self.step.device.type == "cuda" and self.step.ranks.size == 1
-        )
+        """Whether steps are replayed as CUDA graphs."""
+        return self.loop.cuda_graph and self.step.device.type == "cuda"
 
     def kernels(self) -> str:
         """The kernels that compute the networks in the current phase."""
