@@ -21,7 +21,14 @@ from electra.objectives.rtd import ReplacedTokenDetection
 from electra.text.prepare import prepare
 from electra.train import checkpoint, pretrain
 from electra.train.data import rows_at, stream
-from electra.train.distributed import ONE_RANK, Ranks, check_batches, describe_cuda, open_ranks
+from electra.train.distributed import (
+    ONE_RANK,
+    Ranks,
+    check_batches,
+    describe_cuda,
+    open_ranks,
+    steps_per_agreement,
+)
 from electra.train.metrics_log import read_metrics
 
 
@@ -191,20 +198,32 @@ def test_dropout_of_each_rank_resumes_where_it_was(tiny, tmp_path, launch):
 # ------------------------------------------------------------------ what goes wrong
 
 
-def slow_clock(config, out: Path) -> int:
+def slow_clock(config, out: Path, every: int) -> int:
     """A time budget, with a clock of the second rank that runs ten times too slowly."""
     from electra.train import loop
 
+    loop.steps_per_agreement = lambda _, step: every if step > 2 else 1
     if os.environ["RANK"] == "1":
         original, begun = loop.time.perf_counter, loop.time.perf_counter()
         loop.time.perf_counter = lambda: begun + (original() - begun) / 10
     return pretrain_on_rank(config, out)
 
 
-def test_the_first_rank_has_the_clock(tiny, tmp_path, launch):
-    config = override(tiny, ["train.budget=0.5s"])
-    assert [code for code, _ in launch(2, slow_clock, config, tmp_path / "run")] == [0, 0]
-    assert checkpoint.read_state(checkpoint.checkpoints(tmp_path / "run")[-1]).seconds >= 0.5
+def test_many_ranks_agree_less_often():
+    assert {steps_per_agreement(size, 10**6) for size in range(1, 16)} == {1}
+    assert [steps_per_agreement(size, 10**6) for size in (16, 64, 512)] == [2, 8, 64]
+    assert [steps_per_agreement(512, step) for step in (0, 99, 299, 1000)] == [1, 1, 2, 10]
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_the_first_rank_has_the_clock(every, tiny, tmp_path, launch):
+    """In every step, and where the ranks agree in every fourth step only."""
+    config = override(tiny, ["train.budget=0.5s", "data.batch_size=8,16@0.5"])
+    found = launch(2, slow_clock, config, tmp_path / "run", every)
+    assert [code for code, _ in found] == [0, 0]
+    state = checkpoint.read_state(checkpoint.checkpoints(tmp_path / "run")[-1])
+    assert state.seconds >= 0.5
+    assert state.step % every == 0
 
 
 def with_data(recipe: Path, out: Path, *folders: Path) -> int:

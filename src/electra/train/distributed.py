@@ -234,6 +234,16 @@ def check_batches(ranks: Ranks, batch_sizes: Iterable[int], grad_accumulation: i
             )
 
 
+def steps_per_agreement(size: int, step: int) -> int:
+    """Steps from one message about signal and clock to the next.
+
+    gloo needs longer for it with more ranks, so 8n of them send it in every n-th step only; never
+    less often than in every hundredth part of the run so far, from which a time budget estimates
+    the pace.
+    """
+    return max(1, min(size // 8, step // 100))
+
+
 def gather_random_states(ranks: Ranks, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the random states of all ranks for a checkpoint; those of the first have no prefix."""
     states = ranks.gather(state)

@@ -16,7 +16,7 @@ from electra.run_dir import GracefulStop
 from electra.train import checkpoint
 from electra.train.cuda_graph import capture_cuda_graph
 from electra.train.data import rows_at
-from electra.train.distributed import gather_random_states
+from electra.train.distributed import gather_random_states, steps_per_agreement
 from electra.train.health import check_finite
 from electra.train.metrics_log import LoggerName, read_metrics
 from electra.train.phases import Phase, extend_positions_, phase_at
@@ -105,7 +105,7 @@ def train(run: Run, stop: GracefulStop) -> signal.Signals | None:
             take_step = run.step  # lets go of the CUDA graph, whose memory the next one needs
             begin_phase(run, phase)
             batches, take_step = run.batches(), run.graphed_step or run.step
-            agree(run, stop)  # again, as the progress decides the learning rate
+            agree(run, stop, now=True)  # again, as the progress decides the learning rate
             started = time.perf_counter() - state.seconds  # the clock stood still
         rows = next(batches)
         if run.objective.update_progress(run.progress):  # another loss from here on
@@ -134,9 +134,13 @@ def train(run: Run, stop: GracefulStop) -> signal.Signals | None:
     return stopped
 
 
-def agree(run: Run, stop: GracefulStop) -> signal.Signals | None:
+def agree(run: Run, stop: GracefulStop, *, now: bool = False) -> signal.Signals | None:
     """Set the first rank's clock on all ranks; return a signal that any of them has received."""
+    if run.state.step % steps_per_agreement(run.ranks.size, run.state.step) and not now:
+        run.state.seconds = run.agreed_seconds  # the clock stands still in between
+        return None
     number, run.state.seconds = run.ranks.agree(stop.signal or 0, run.state.seconds)
+    run.agreed_seconds = run.state.seconds
     return signal.Signals(number) if number else None
 
 

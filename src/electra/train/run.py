@@ -59,8 +59,11 @@ class Run:
     """The task on which checkpoints are scored."""
     score_every: int = 1
     """Checkpoints from one score to the next."""
+    agreed_seconds: float = field(init=False)
+    """The training time of the first rank when the ranks last agreed on it."""
 
     def __post_init__(self) -> None:
+        self.agreed_seconds = self.state.seconds
         self.set_phase(phase_at(self.phases, self.progress))
 
     def set_phase(self, phase: Phase) -> None:
