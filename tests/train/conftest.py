@@ -1,10 +1,13 @@
-"""A training step without a run."""
+"""A training step without a run, and runs in several processes."""
 
+import multiprocessing
 import shutil
+import socket
 from dataclasses import replace
 
 import pytest
 import torch
+from tests.train import launching
 
 from electra.text.tokenizer import load_vocabulary
 from electra.train.data import open_data, rows_at
@@ -33,3 +36,47 @@ def make_step():
 def copied(finished, tmp_path):
     """A finished run that may be edited."""
     return shutil.copytree(finished, tmp_path / "my run")
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Processes that have imported everything already."""
+    context = multiprocessing.get_context("forkserver")
+    own = ["tests.train.launching", "tests.train.fake_cuda_graph", "hypothesis"]
+    context.set_forkserver_preload(
+        ["electra.cli", "electra.text.prepare", "torch.distributed", *own]
+    )
+    return context
+
+
+@pytest.fixture
+def launch(processes, tmp_path):
+    """Run `function(*arguments)` in several processes with torchrun's environment.
+
+    Returns the exit code and the output of each.
+    """
+
+    def run(size: int, function, *arguments) -> list[tuple[int, str]]:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        logs = [tmp_path / f"rank{rank}.log" for rank in range(size)]
+        started = [
+            processes.Process(
+                target=launching.as_rank,
+                args=(rank, size, port, str(logs[rank]), function, arguments),
+            )
+            for rank in range(size)
+        ]
+        for process in started:
+            process.start()
+        for process in started:
+            process.join(launching.SECONDS)
+        hung = [rank for rank, process in enumerate(started) if process.is_alive()]
+        for process in started:
+            process.kill()
+        texts = [log.read_text() for log in logs]
+        assert not hung, f"ranks {hung} hang; {texts}"
+        return [(process.exitcode, text) for process, text in zip(started, texts, strict=True)]
+
+    return run

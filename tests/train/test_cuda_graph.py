@@ -2,16 +2,14 @@
 
 import gc
 import weakref
-from contextlib import contextmanager, nullcontext
-from dataclasses import fields
 
 import pytest
 import torch
+from tests.train.fake_cuda_graph import FakeGraph, capture_on_cpu
 
 from electra.config import override
 from electra.optim.adam import PaperAdam
-from electra.train.cuda_graph import capture_cuda_graph
-from electra.train.step import Step
+from electra.train.distributed import ONE_RANK, Ranks
 
 TWO_STAGES = ("objective.kind=two-stage", "generator.tie=none", "generator.width=1")
 SETTINGS = {
@@ -23,86 +21,60 @@ SETTINGS = {
 }
 
 
-class FakeGraph:
-    """Replays as a real graph does: the captured call, on the same tensors, written in place."""
+class Doubled(Ranks):
+    """Two ranks with the same rows, in one process."""
 
-    step: Step
-
-    def capture(self, rows, rate, sums) -> None:
-        objective = self.step.objective
-        self.call, self.sums = (rows, rate), sums
-        self.stage, self.mask_rate = objective.step_kind, objective.mask_rate
-
-    def replay(self) -> None:
-        objective = self.step.objective
-        assert objective.step_kind == self.stage
-        now, moves = objective.mask_rate, isinstance(self.mask_rate, torch.Tensor)
-        objective.mask_rate = self.mask_rate if moves else now
-        self.sums.copy_(self.step(*self.call))
-        objective.mask_rate = now
+    def sum_(self, tensor):
+        self.traffic.bytes += tensor.nbytes
+        return tensor.mul_(2)
 
 
-@pytest.fixture
-def capture(monkeypatch):
-    """`capture_cuda_graph` on the CPU."""
-
-    class Stream:
-        def wait_stream(self, other) -> None:
-            pass
-
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-
-    def capture(step, rows):
-        calls = []
-
-        class Recorded(Step):
-            def __call__(self, rows, rate):
-                calls.append((rows, rate, step(rows, rate)))
-                return calls[-1][-1]
-
-        @contextmanager
-        def graph(graph, pool, stream):
-            yield
-            graph.step = step
-            graph.capture(*calls[-1])
-
-        monkeypatch.setattr(torch.cuda, "graph", graph)
-        return capture_cuda_graph(
-            Recorded(**{f.name: getattr(step, f.name) for f in fields(step)}), rows
-        )
-
-    return capture
-
-
+@pytest.mark.parametrize("ranks", [{}, {"size": 2}, {"size": 2, "nccl": True}])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_replay_equals_the_step(name, tiny, make_step, capture):
+def test_a_replay_equals_the_step(name, ranks, tiny, make_step):
     """With the rows, the learning rate, the mask rate and the stage of each call."""
-    found = {}
+    found, sent = {}, {}
     for kind in ("plain", "replayed"):
         step, rows = make_step(override(tiny, SETTINGS[name]))
+        step.ranks = Doubled(**ranks) if ranks else ONE_RANK
         take_step = step
         if kind == "replayed":
             random = torch.get_rng_state()
-            take_step = capture(step, rows[0])
+            take_step = capture_on_cpu(step, rows[0])
             torch.set_rng_state(random)  # as the dry run does
-        sums = []
+        sums, before = [], step.ranks.traffic.bytes
         for number, batch in enumerate(rows):
             step.objective.update_progress(number / 5)
             sums.append(take_step(batch, number / 1024).clone())
+        sent[kind] = step.ranks.traffic.bytes - before
         averages = step.ema.tensors().values() if step.ema else ()
         held = (*step.objective.parameters(), *averages)
         found[kind] = sums, [t.detach().clone() for t in held]
     for plain, replayed in zip(*found.values(), strict=True):
         for one, two in zip(plain, replayed, strict=True):
             assert torch.equal(one, two)
+    assert sent["replayed"] == sent["plain"]
+    assert bool(sent["plain"]) == bool(ranks)
+
+
+@pytest.mark.parametrize("nccl", [True, False])
+def test_only_the_messages_of_nccl_are_captured(nccl, tiny, make_step, monkeypatch):
+    captured, original = [], FakeGraph.capture
+
+    def count(self, step, calls) -> None:
+        captured.append([function.__name__ for function, *_ in calls])
+        original(self, step, calls)
+
+    monkeypatch.setattr(FakeGraph, "capture", count)
+    step, rows = make_step(tiny)
+    step.ranks = Doubled(size=2, nccl=nccl)
+    capture_on_cpu(step, rows[0])
+    parts = [["mask_batch"], ["backward", "flatten_gradients"], ["update"]]
+    assert captured == ([["__call__"]] if nccl else parts)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_capture_changes_nothing(name, tiny, make_step, capture):
+def test_the_capture_changes_nothing(name, tiny, make_step):
     """Not even Adam's moments, which a resumed run has loaded."""
     step, rows = make_step(override(tiny, SETTINGS[name]))
     objective = step.objective
@@ -114,7 +86,7 @@ def test_the_capture_changes_nothing(name, tiny, make_step, capture):
     ]
     before = [t.detach().clone() for t in held]
     rate, second = objective.mask_rate, objective.step_kind
-    capture(step, rows[0])
+    capture_on_cpu(step, rows[0])
     for tensor, value in zip(held, before, strict=True):
         assert torch.equal(tensor, value)
     assert (objective.mask_rate, objective.step_kind) == (rate, second)
@@ -122,9 +94,7 @@ def test_the_capture_changes_nothing(name, tiny, make_step, capture):
 
 
 @pytest.mark.parametrize(("name", "stages"), [("rtd", 1), ("two stages", 2)])
-def test_optimizer_tables_live_as_long_as_the_graph(
-    name, stages, tiny, make_step, capture, monkeypatch
-):
+def test_optimizer_tables_live_as_long_as_the_graph(name, stages, tiny, make_step, monkeypatch):
     """The optimizer's kernels read its table in each replay; it is filled after the capture."""
 
     class Table:
@@ -145,7 +115,7 @@ def test_optimizer_tables_live_as_long_as_the_graph(
     monkeypatch.setattr(FakeGraph, "capture", record_capture)
     monkeypatch.setattr(PaperAdam, "finish_capture", settle)
     step, rows = make_step(override(tiny, SETTINGS[name]))
-    replay = capture(step, rows[0])
+    replay = capture_on_cpu(step, rows[0])
     gc.collect()
     assert events == ["captured", "settled"] * stages
     assert all(table() is not None for table in tables)

@@ -1,119 +1,40 @@
 """Several processes train one run: the same data, losses, weights and metrics as one process."""
 
-import contextlib
-import io
-import multiprocessing
 import os
-import re
-import shlex
 import shutil
 import signal
-import socket
-import subprocess
 import sys
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
-from safetensors.torch import load_file
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.train.launching import PLAIN, SHORT, alone, check_equal, pretrain_on_rank, tensors
 
 from electra.config import override, to_yaml
 from electra.errors import UserError
+from electra.objectives.rtd import ReplacedTokenDetection
 from electra.text.prepare import prepare
-from electra.text.shards import Shards
 from electra.train import checkpoint, pretrain
 from electra.train.data import rows_at, stream
-from electra.train.distributed import ONE_RANK, Ranks, check_batches, open_ranks
+from electra.train.distributed import (
+    ONE_RANK,
+    Ranks,
+    check_batches,
+    describe_cuda,
+    open_ranks,
+    steps_per_agreement,
+)
 from electra.train.metrics_log import read_metrics
-from electra.train.pretrain import resume, start
-from electra.train.step import Step
-
-PAGE = Path(__file__).parents[2] / "docs" / "many-gpus.md"
-SECONDS = 60
-"""After this a rank is taken to hang."""
-SHORT = ("train.budget=8steps", "train.validate_every=4", "train.checkpoint_every=8")
-PLAIN = (*SHORT, "model.dropout=0", "model.attention_dropout=0", "train.report_every=1")
 
 
-@pytest.fixture(scope="module")
-def processes():
-    """Processes that have imported everything already."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["electra.train.pretrain", "electra.cli", "torch.distributed"])
-    return context
-
-
-@pytest.fixture
-def launch(processes, tmp_path):
-    """Run `function(*arguments)` in several processes with torchrun's environment.
-
-    Returns the exit code and the output of each.
-    """
-
-    def run(size: int, function, *arguments) -> list[tuple[int, str]]:
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        logs = [tmp_path / f"rank{rank}.log" for rank in range(size)]
-        started = [
-            processes.Process(
-                target=as_rank, args=(rank, size, port, str(logs[rank]), function, arguments)
-            )
-            for rank in range(size)
-        ]
-        for process in started:
-            process.start()
-        for process in started:
-            process.join(SECONDS)
-        hung = [rank for rank, process in enumerate(started) if process.is_alive()]
-        for process in started:
-            process.kill()
-        texts = [log.read_text() for log in logs]
-        assert not hung, f"ranks {hung} hang; {texts}"
-        return [(process.exitcode, text) for process, text in zip(started, texts, strict=True)]
-
-    return run
-
-
-def as_rank(rank: int, size: int, port: int, log: str, function, arguments) -> None:
-    """What a process of `launch` does."""
-    os.environ |= {
-        **{"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        **{"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)},
-        **{"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "COLUMNS": "200"},
-    }
-    torch.set_num_threads(1)
-    pretrain.measure_peak = lambda *_: 1e12
-    with Path(log).open("w", buffering=1) as file, contextlib.redirect_stdout(file):  # noqa: SIM117
-        with contextlib.redirect_stderr(file):
-            code = function(*arguments)
-    sys.exit(code)
-
-
-def stopping(step: int, rank: int):
-    """`Step.__call__`, which sends SIGTERM to a rank in the course of a step."""
-    original, taken = Step.__call__, []
-
-    def take(self, *arguments):
-        taken.append(1)
-        if len(taken) == step and os.environ.get("RANK", "0") == str(rank):
-            signal.raise_signal(signal.SIGTERM)
-        return original(self, *arguments)
-
-    return take
-
-
-def pretrain_on_rank(config, out: Path, stop: tuple[int, int] | None = None) -> int:
-    """Start or resume a run; `stop` is a step from here on and the rank that is told to stop."""
-    if stop:
-        Step.__call__ = stopping(*stop)
-    console = Console(file=sys.stdout, width=200)
-    with open_ranks() as ranks:
-        if (out / "config.yaml").exists():
-            return resume(out, console, ranks=ranks)
-        return start(config, out, console, ranks=ranks)
+@pytest.fixture(autouse=True)
+def _no_yardstick(monkeypatch):
+    monkeypatch.setattr(pretrain, "measure_peak", lambda *_: 1e12)
 
 
 def command(*arguments: str) -> int:
@@ -122,48 +43,6 @@ def command(*arguments: str) -> int:
 
     sys.argv = ["electra", *arguments]
     return cli.run_app()
-
-
-def alone(config, out: Path) -> Path:
-    """The same in this process."""
-    torch.set_num_threads(1)
-    console = Console(file=io.StringIO(), width=200)
-    code = resume(out, console) if out.exists() else start(config, out, console)
-    assert code == 0
-    return out
-
-
-@pytest.fixture(autouse=True)
-def _no_yardstick(monkeypatch):
-    monkeypatch.setattr(pretrain, "measure_peak", lambda *_: 1e12)
-
-
-def tensors(out: Path, name: str = "model") -> dict[str, torch.Tensor]:
-    return load_file(checkpoint.checkpoints(out)[-1] / f"{name}.safetensors")
-
-
-def check_equal(out: Path, reference: Path) -> None:
-    """Two runs have the same checkpoint, losses and held-out metrics within fp32 rounding."""
-    last, expected = (checkpoint.checkpoints(run)[-1] for run in (out, reference))
-    assert last.name == expected.name
-    state, other = checkpoint.read_state(last), checkpoint.read_state(expected)
-    assert (state.rows_of_length, state.tokens) == (other.rows_of_length, other.tokens)
-    files = ("model", "optimizer", *(["ema"] if (expected / "ema.safetensors").exists() else []))
-    for name in files:
-        ours, theirs = tensors(out, name), tensors(reference, name)
-        assert ours.keys() == theirs.keys()
-        for key, tensor in ours.items():
-            torch.testing.assert_close(tensor, theirs[key], rtol=1e-3, atol=2e-5, msg=key)
-    lines, others = (  # a resumed run says so
-        [line for line in read_metrics(run) if line.get("message") != "resumed"]
-        for run in (out, reference)
-    )
-    assert [(x["kind"], x["step"]) for x in lines] == [(x["kind"], x["step"]) for x in others]
-    for line, other in zip(lines, others, strict=True):
-        if line["kind"] in ("train", "held_out"):
-            names = line.keys() - {"kind", "seconds", "tokens_per_second", "peak_share"}
-            for key in names:
-                assert line[key] == pytest.approx(other[key], rel=2e-3, abs=1e-4, nan_ok=True), key
 
 
 # ------------------------------------------------------------------ without processes
@@ -185,24 +64,51 @@ def test_one_process_sends_nothing(monkeypatch):
         raise UserError("as it is")
 
 
-def test_the_rows_of_any_number_of_ranks_are_those_of_one(data_folder):
-    """Also when the number changes in mid-epoch, and in batches that span two epochs."""
-    shards, device = Shards.open(data_folder), torch.device("cpu")
-    total = shards.rows("train")
-    rng = np.random.default_rng(0)
-    batch, position, seen = 24, 0, []
-    while position < 2 * total + batch:
-        size, steps = int(rng.choice([1, 2, 3, 4, 6, 8, 12, 24])), int(rng.integers(1, 20))
-        streams = [
-            stream(shards, batch, 5, position, device, Ranks(rank=rank, size=size))
-            for rank in range(size)
-        ]
+class Numbered:
+    """Shards whose rows are their numbers."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+
+    def rows(self, split: str) -> int:
+        return self.total
+
+    def gather(self, split: str, places: np.ndarray) -> np.ndarray:
+        return places[:, None]
+
+
+PARTS = st.tuples(
+    st.sampled_from([1, 2, 3, 4, 6, 8]),  # ranks
+    st.integers(1, 3),  # micro-batches of each
+    st.integers(1, 3),  # rows of a micro-batch
+    st.integers(1, 9),  # steps
+)
+
+
+@given(total=st.integers(1, 60), seed=st.integers(0, 9), parts=st.lists(PARTS, min_size=1))
+@settings(max_examples=60, deadline=None)
+def test_each_row_comes_once_in_each_epoch(total, seed, parts):
+    """Whatever ranks, batch size and accumulation are, also if they change in mid-epoch."""
+    shards, cpu = Numbered(total), torch.device("cpu")
+    position, seen = 0, []
+    for size, accumulation, micro, steps in parts:
+        batch = size * accumulation * micro
+        ranks = [Ranks(rank=rank, size=size) for rank in range(size)]
+        check_batches(ranks[0], [batch], accumulation)
+        streams = [stream(shards, batch, seed, position, cpu, rank) for rank in ranks]
         for _ in range(steps):
-            seen += [next(s) for s in streams]
+            for own in streams:
+                pieces = next(own).split(batch // accumulation // size)  # as the loop computes it
+                assert [len(piece) for piece in pieces] == [micro] * accumulation
+                seen += torch.cat(pieces).flatten().tolist()
             position += batch
-        for s in streams:
-            s.close()
-    assert torch.equal(torch.cat(seen), torch.from_numpy(rows_at(shards, 0, position, 5)))
+        for own in streams:
+            own.close()
+    assert len(seen) == position
+    assert seen == rows_at(shards, 0, position, seed).flatten().tolist()
+    for begin in range(0, position, total):
+        epoch = seen[begin : begin + total]
+        assert len(set(epoch)) == len(epoch)  # a whole epoch has `total` different rows: all
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 16, 1024])
@@ -252,23 +158,24 @@ def test_ranks_train_what_one_process_trains(size, changes, tiny, tmp_path, laun
     assert not any(text for _, text in found[1:])  # one console
 
 
+@pytest.mark.parametrize("sizes", [(2, 1, 2), (4, 2, 4)])
 def test_a_signal_to_one_rank_stops_all_and_the_run_resumes_on_another_number(
-    tiny, tmp_path, launch, console, monkeypatch
+    sizes, tiny, tmp_path, launch
 ):
-    """2 -> 1 -> 2 processes end like one that was never stopped."""
+    """It ends like a run of one process that was never stopped."""
     config, out = override(tiny, PLAIN), tmp_path / "run"
     reference = alone(config, tmp_path / "alone")
-    first = launch(2, pretrain_on_rank, config, out, (3, 1))
-    assert [code for code, _ in first] == [128 + signal.SIGTERM] * 2
-    assert "Stopped by SIGTERM at step 3; saved" in first[0][1]
+    first, second, third = sizes
+    found = launch(first, pretrain_on_rank, config, out, (3, first - 1))
+    assert [code for code, _ in found] == [128 + signal.SIGTERM] * first
+    assert "Stopped by SIGTERM at step 3; saved" in found[0][1]
     assert [path.name for path in checkpoint.checkpoints(out)] == ["step-00000003"]
-    with monkeypatch.context() as patch:
-        patch.setattr(Step, "__call__", stopping(2, 0))
-        assert resume(out, console) == 128 + signal.SIGTERM
-    assert "Resuming at step 3 on cpu" in console.file.getvalue()
-    last = launch(2, pretrain_on_rank, config, out)
-    assert [code for code, _ in last] == [0, 0]
-    assert "Resuming at step 5 on 2 processes" in last[0][1]
+    found = launch(second, pretrain_on_rank, config, out, (2, second - 1))
+    assert [code for code, _ in found] == [128 + signal.SIGTERM] * second
+    assert f"Resuming at step 3 on {'cpu' if second == 1 else '2 processes'}" in found[0][1]
+    found = launch(third, pretrain_on_rank, config, out)
+    assert [code for code, _ in found] == [0] * third
+    assert f"Resuming at step 5 on {third} processes" in found[0][1]
     check_equal(out, reference)
 
 
@@ -291,20 +198,32 @@ def test_dropout_of_each_rank_resumes_where_it_was(tiny, tmp_path, launch):
 # ------------------------------------------------------------------ what goes wrong
 
 
-def slow_clock(config, out: Path) -> int:
+def slow_clock(config, out: Path, every: int) -> int:
     """A time budget, with a clock of the second rank that runs ten times too slowly."""
     from electra.train import loop
 
+    loop.steps_per_agreement = lambda _, step: every if step > 2 else 1
     if os.environ["RANK"] == "1":
         original, begun = loop.time.perf_counter, loop.time.perf_counter()
         loop.time.perf_counter = lambda: begun + (original() - begun) / 10
     return pretrain_on_rank(config, out)
 
 
-def test_the_first_rank_has_the_clock(tiny, tmp_path, launch):
-    config = override(tiny, ["train.budget=0.5s"])
-    assert [code for code, _ in launch(2, slow_clock, config, tmp_path / "run")] == [0, 0]
-    assert checkpoint.read_state(checkpoint.checkpoints(tmp_path / "run")[-1]).seconds >= 0.5
+def test_many_ranks_agree_less_often():
+    assert {steps_per_agreement(size, 10**6) for size in range(1, 16)} == {1}
+    assert [steps_per_agreement(size, 10**6) for size in (16, 64, 512)] == [2, 8, 64]
+    assert [steps_per_agreement(512, step) for step in (0, 99, 299, 1000)] == [1, 1, 2, 10]
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_the_first_rank_has_the_clock(every, tiny, tmp_path, launch):
+    """In every step, and where the ranks agree in every fourth step only."""
+    config = override(tiny, ["train.budget=0.5s", "data.batch_size=8,16@0.5"])
+    found = launch(2, slow_clock, config, tmp_path / "run", every)
+    assert [code for code, _ in found] == [0, 0]
+    state = checkpoint.read_state(checkpoint.checkpoints(tmp_path / "run")[-1])
+    assert state.seconds >= 0.5
+    assert state.step % every == 0
 
 
 def with_data(recipe: Path, out: Path, *folders: Path) -> int:
@@ -377,50 +296,67 @@ def test_a_rank_does_not_wait_for_a_dead_one(tiny, tmp_path, launch):
     assert "Rank 0 has lost the others" in text
 
 
-KILLED_ONCE = """
-import os, signal
-from electra.cli import main
-from electra.train import pretrain
-from electra.train.step import Step
-
-pretrain.measure_peak = lambda *_: 1e12
-original, taken = Step.__call__, []
-
-def take(self, *arguments):
-    taken.append(1)
-    if len(taken) == 6 and os.environ["RANK"] == "1":
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
-    return original(self, *arguments)
-
-Step.__call__ = take
-main()
-"""
+# ------------------------------------------------------------------ messages
 
 
-def test_torchrun_restarts_after_a_killed_rank(tiny, data_folder, tmp_path):
-    """With the page's command, from step 4 on; it ends like a run that was not disturbed."""
-    config = override(tiny, [*PLAIN, "train.checkpoint_every=4"])
-    reference = alone(config, tmp_path / "alone")
-    script, recipe, out = (tmp_path / name for name in ("run.py", "tiny.yaml", "run"))
-    script.write_text(KILLED_ONCE)
-    recipe.write_text(to_yaml(config))
-    example = re.search(r"<!-- tested -->\n```bash\n(.*?)```", PAGE.read_text(), re.S)
-    launcher, *words = shlex.split(example[1])
-    assert launcher == "torchrun"
-    mine = {
-        **{"--nproc-per-node=8": "--nproc-per-node=2", "-m": "", "electra": script},
-        **{"paper.base": recipe, "shards": data_folder, "runs/base": out},
-    }
-    arguments = [mine.get(word, word) for word in words]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *filter(None, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert re.findall(r"(?:Starting|Resuming) at step (\d+)", done.stdout) == ["0", "4"]
-    assert "Done: 8 steps" in done.stdout
-    check_equal(out, reference)
+def test_what_a_step_sends_is_counted(tiny, tmp_path, launch):
+    """Two token counts, the gradients, and the signal and clock; a report adds its own."""
+    config = override(tiny, [*PLAIN, "train.validate_every=100"])
+    launch(2, pretrain_on_rank, config, tmp_path / "run")
+    alone(config, tmp_path / "alone")
+    gradients = sum(t.nbytes for t in tensors(tmp_path / "run", "optimizer").values()) // 2
+    train = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
+    report = 4 * len(ReplacedTokenDetection.metric_names) + 16
+    assert [line["all_reduce_bytes_per_step"] for line in train] == [
+        16 + gradients + 16 + report
+    ] * 8
+    assert "all_reduce_bytes_per_step" not in read_metrics(tmp_path / "alone")[1]
+
+
+@pytest.mark.parametrize(("nccl", "ways"), [(True, "one CUDA graph"), (False, "three CUDA graphs")])
+def test_the_run_says_how_it_sends(nccl, ways):
+    ranks = Ranks(size=2, nccl=nccl, shared_gpus=not nccl)
+    assert ways in describe_cuda(ranks, True)
+    assert "launches each kernel" in describe_cuda(ranks, False)
+    assert ("share a GPU" in describe_cuda(ranks, True)) is not nccl
+
+
+def with_fake_graphs(config, out: Path, nccl: bool) -> int:
+    """A run whose steps are replayed, by a stand-in for CUDA graphs."""
+    from tests.train import launching
+    from tests.train.fake_cuda_graph import capture_on_cpu
+
+    from electra.train import loop, run
+
+    loop.capture_cuda_graph = capture_on_cpu
+    run.Run.uses_cuda_graph = True
+    launching.open_ranks = lambda: replaced(open_ranks(), nccl=nccl)
+    return pretrain_on_rank(config, out)
+
+
+@contextmanager
+def replaced(opened, **changes):
+    with opened as ranks:
+        yield replace(ranks, **changes)
+
+
+@pytest.mark.parametrize("nccl", [True, False])
+def test_replayed_steps_of_ranks_are_those_without_a_graph(nccl, tiny, tmp_path, launch):
+    """With dropout, another batch size in mid-run and its other graph: the same bits."""
+    config = override(tiny, [*SHORT, "data.batch_size=8,16@0.5", "train.report_every=1"])
+    launch(2, pretrain_on_rank, config, tmp_path / "plain")
+    found = launch(2, with_fake_graphs, config, tmp_path / "graph", nccl)
+    assert [code for code, _ in found] == [0, 0], found
+    for name in ("model", "optimizer", "random"):
+        ours, theirs = tensors(tmp_path / "graph", name), tensors(tmp_path / "plain", name)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(tensor, theirs[key]) for key, tensor in ours.items()), name
+    sent = [
+        [
+            x["all_reduce_bytes_per_step"]
+            for x in read_metrics(tmp_path / run)
+            if x["kind"] == "train"
+        ]
+        for run in ("plain", "graph")
+    ]
+    assert sent[0][:4] == sent[1][:4]

@@ -1,16 +1,20 @@
 """On a CUDA device: bf16 over fp32 weights, the step as a graph, resume, and compiled code."""
 
+import gc
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.train.launching import pretrain_on_rank
 
 from electra.config import override
 from electra.text.tokenizer import load_vocabulary
 from electra.train import checkpoint, loop, pretrain
+from electra.train.cuda_graph import capture_cuda_graph
 from electra.train.data import open_data, rows_at
+from electra.train.distributed import ONE_RANK, Ranks
 from electra.train.metrics_log import read_metrics
 from electra.train.pretrain import resume, start
 from electra.train.step import Step
@@ -328,3 +332,90 @@ def test_the_host_is_few_steps_ahead(on_cuda):
             assert done[number - AHEAD - 1].query()
     assert not done[-1].query()  # it was ahead
     assert torch.equal(torch.cat(found).cpu(), torch.from_numpy(rows_at(shards, 0, 12 * 8, 0)))
+
+
+# ------------------------------------------------------------------ several processes
+
+NO_DROPOUT = ("model.dropout=0", "model.attention_dropout=0")
+
+
+@pytest.mark.parametrize("graph", ["true", "false"])
+def test_two_processes_on_one_gpu_train_what_one_trains(
+    graph, on_cuda, tmp_path, console, launch, monkeypatch
+):
+    """Over gloo, within bf16 noise: on two GPUs it would be NCCL."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    config = override(on_cuda, [*NO_DROPOUT, "train.budget=20steps", f"train.cuda_graph={graph}"])
+    start(config, tmp_path / "alone", console)
+    found = launch(2, pretrain_on_rank, config, tmp_path / "run")
+    assert [code for code, _ in found] == [0, 0], found
+    assert "2 processes on cuda in bfloat16" in found[0][1]
+    assert ("three CUDA graphs" in found[0][1]) is (graph == "true")
+    for name in ("mlm_loss", "detection_loss"):
+        alone, together = (losses(tmp_path / n, name) for n in ("alone", "run"))
+        assert len(together) == 20
+        assert together == pytest.approx(alone, rel=5e-2), name  # as compiled and eager steps
+    one, two = (weights(tmp_path / n) for n in ("alone", "run"))
+    for key, tensor in one.items():
+        finite = tensor.isfinite()
+        assert (two[key] - tensor)[finite].abs().float().mean() < 2e-3, key
+
+
+OF_RANKS = {
+    "rtd": (),
+    "pieces": ("train.grad_accumulation=2",),
+    "two-stage": VARIANTS["two-stage"],
+    "average": ("optim.ema=0.9",),
+    "another phase": ("data.batch_size=8,16@0.5",),
+}
+
+
+@pytest.mark.parametrize("name", OF_RANKS)
+def test_replays_of_two_processes_have_the_numbers_of_their_steps(
+    name, on_cuda, tmp_path, launch, monkeypatch
+):
+    """With dropout: the three graphs of a step use the random numbers of the step."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    config = override(on_cuda, ["train.precision=fp32", "train.budget=8steps", *OF_RANKS[name]])
+    for kind, graph in (("plain", "false"), ("graph", "true")):
+        changed = override(config, [f"train.cuda_graph={graph}"])
+        found = launch(2, pretrain_on_rank, changed, tmp_path / kind)
+        assert [code for code, _ in found] == [0, 0], found
+    for figure in ("loss", "gradient_norm", "learning_rate"):
+        plain, graph = (losses(tmp_path / n, figure) for n in ("plain", "graph"))
+        assert len(plain) == 8
+        assert graph == pytest.approx(plain, rel=2e-3), figure
+
+
+def sum_by_nccl_in_a_graph(config) -> int:
+    """Replay steps with NCCL's all-reduces in the graph, over a process group of this process."""
+    import torch.distributed as dist
+
+    torch.cuda.set_device(0)
+    dist.init_process_group("cpu:gloo,cuda:nccl", rank=0, world_size=1)
+    shards = open_data(config.data, config.model.max_positions)
+    vocab = load_vocabulary(shards.tokenizer)
+    config = replace(config, model=replace(config.model, vocab_size=vocab.size))
+    rows = torch.from_numpy(rows_at(shards, 0, config.data.batch_size, 0)).cuda()
+    found = []
+    for ranks in (ONE_RANK, Ranks(size=2, nccl=True)):  # the second one sends
+        torch.manual_seed(0)
+        objective = pretrain.build_objective(config, vocab).cuda().train()
+        step = pretrain.build_step(config, objective, ranks)
+        step.micro_batch = config.data.batch_size
+        replay = capture_cuda_graph(step, rows)
+        found.append(torch.stack([replay(rows, 1e-3).clone() for _ in range(5)]))
+    torch.testing.assert_close(*found, rtol=2e-2, atol=1e-2)
+    assert ranks.traffic.bytes > 0
+    del replay, step
+    gc.collect()
+    dist.destroy_process_group()  # waits for ever if a graph is left
+    print("done")
+    return 0
+
+
+def test_nccl_sums_inside_a_graph(on_cuda, launch):
+    config = override(on_cuda, [*NO_DROPOUT, "train.precision=fp32"])
+    ((code, text),) = launch(1, sum_by_nccl_in_a_graph, config)
+    assert code == 0, text
+    assert text.strip().endswith("done")

@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -31,6 +31,13 @@ ENVIRONMENT = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_
 """What `torchrun` sets for each process, besides `WORLD_SIZE`."""
 
 
+@dataclass(slots=True)
+class Traffic:
+    """What a rank has given to all-reduces so far, counted where they are called."""
+
+    bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
     """This process among those of a run, and the messages between them.
@@ -45,6 +52,9 @@ class Ranks:
     """The rank among those of this machine, which decides the GPU."""
     shared_gpus: bool = False
     """Whether this machine has more ranks than GPUs, so that gloo sends their tensors too."""
+    nccl: bool = False
+    """Whether NCCL sums tensors on GPUs; a CUDA graph can capture its messages, but not gloo's."""
+    traffic: Traffic = field(default_factory=Traffic, repr=False, compare=False)
 
     @property
     def first(self) -> bool:
@@ -75,6 +85,7 @@ class Ranks:
 
             with self._expecting_all():
                 dist.all_reduce(tensor)
+            self.traffic.bytes += tensor.nbytes
         return tensor
 
     def agree(self, signal: int, seconds: float) -> tuple[int, float]:
@@ -86,6 +97,7 @@ class Ranks:
         values = torch.tensor([signal, seconds if self.first else 0.0], dtype=torch.float64)
         with self._expecting_all():
             dist.all_reduce(values, dist.ReduceOp.MAX)
+        self.traffic.bytes += values.nbytes
         return int(values[0]), float(values[1])
 
     def broadcast(self, value: T) -> T:
@@ -180,12 +192,13 @@ def open_ranks() -> Iterator[Ranks]:
 
     gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
     shared = 0 < gpus < int(os.environ["LOCAL_WORLD_SIZE"])  # NCCL needs a GPU for each rank
-    backend = "cpu:gloo,cuda:nccl" if gpus and not shared else "gloo"
+    nccl = gpus > 0 and not shared
     ranks = Ranks(
         rank=int(os.environ["RANK"]),
         size=size,
         local_rank=int(os.environ["LOCAL_RANK"]),
         shared_gpus=shared,
+        nccl=nccl,
     )
     with ranks._expecting_all():
         store, *_ = next(rendezvous("env://", timeout=TIMEOUT))
@@ -194,7 +207,11 @@ def open_ranks() -> Iterator[Ranks]:
             # ones in it (github.com/pytorch/pytorch/issues/135712).
             store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         dist.init_process_group(
-            backend, store=store, rank=ranks.rank, world_size=size, timeout=TIMEOUT
+            "cpu:gloo,cuda:nccl" if nccl else "gloo",
+            store=store,
+            rank=ranks.rank,
+            world_size=size,
+            timeout=TIMEOUT,
         )
     if not ranks.first:
         warnings.simplefilter("ignore")  # the first rank gives the same ones
@@ -215,6 +232,16 @@ def check_batches(ranks: Ranks, batch_sizes: Iterable[int], grad_accumulation: i
                 f"{'train.grad_accumulation, ' if grad_accumulation > 1 else ''}or start another "
                 "number of processes."
             )
+
+
+def steps_per_agreement(size: int, step: int) -> int:
+    """Steps from one message about signal and clock to the next.
+
+    gloo needs longer for it with more ranks, so 8n of them send it in every n-th step only; never
+    less often than in every hundredth part of the run so far, from which a time budget estimates
+    the pace.
+    """
+    return max(1, min(size // 8, step // 100))
 
 
 def gather_random_states(ranks: Ranks, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -272,8 +299,13 @@ def locked_by_first(ranks: Ranks, out: Path) -> Iterator[None]:
 
 
 def describe_cuda(ranks: Ranks, cuda_graph: bool) -> str:
-    """What several processes on CUDA do otherwise than one."""
-    graph = "steps run without a CUDA graph, and the host launches each kernel" * cuda_graph
-    shared = "processes share a GPU, and gloo sends gradients through the host" * ranks.shared_gpus
-    differences = [text for text in (graph, shared) if text]
-    return f"With several processes: {'; '.join(differences) or 'gradients are summed by NCCL'}."
+    """How several processes on CUDA launch a step and sum its gradients."""
+    if ranks.nccl and cuda_graph:
+        how = "each step is one CUDA graph, in which NCCL sums the gradients"
+    elif ranks.nccl:
+        how = "NCCL sums the gradients, and the host launches each kernel"
+    elif cuda_graph:
+        how = "each step is three CUDA graphs, between which gloo sums through the host"
+    else:
+        how = "gloo sums the gradients through the host, which launches each kernel"
+    return f"With several processes: {how}{' (they share a GPU)' * ranks.shared_gpus}."

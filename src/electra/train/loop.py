@@ -16,7 +16,7 @@ from electra.run_dir import GracefulStop
 from electra.train import checkpoint
 from electra.train.cuda_graph import capture_cuda_graph
 from electra.train.data import rows_at
-from electra.train.distributed import gather_random_states
+from electra.train.distributed import gather_random_states, steps_per_agreement
 from electra.train.health import check_finite
 from electra.train.metrics_log import LoggerName, read_metrics
 from electra.train.phases import Phase, extend_positions_, phase_at
@@ -105,7 +105,7 @@ def train(run: Run, stop: GracefulStop) -> signal.Signals | None:
             take_step = run.step  # lets go of the CUDA graph, whose memory the next one needs
             begin_phase(run, phase)
             batches, take_step = run.batches(), run.graphed_step or run.step
-            agree(run, stop)  # again, as the progress decides the learning rate
+            agree(run, stop, now=True)  # again, as the progress decides the learning rate
             started = time.perf_counter() - state.seconds  # the clock stood still
         rows = next(batches)
         if run.objective.update_progress(run.progress):  # another loss from here on
@@ -134,9 +134,13 @@ def train(run: Run, stop: GracefulStop) -> signal.Signals | None:
     return stopped
 
 
-def agree(run: Run, stop: GracefulStop) -> signal.Signals | None:
+def agree(run: Run, stop: GracefulStop, *, now: bool = False) -> signal.Signals | None:
     """Set the first rank's clock on all ranks; return a signal that any of them has received."""
+    if run.state.step % steps_per_agreement(run.ranks.size, run.state.step) and not now:
+        run.state.seconds = run.agreed_seconds  # the clock stands still in between
+        return None
     number, run.state.seconds = run.ranks.agree(stop.signal or 0, run.state.seconds)
+    run.agreed_seconds = run.state.seconds
     return signal.Signals(number) if number else None
 
 
@@ -150,6 +154,7 @@ def try_phases(run: Run) -> None:
         for phase in reversed(run.phases[run.phases.index(current) :]):
             run.set_phase(phase)
             dry_run(run, first_rows(run))
+    capture_with_others(run)
     if run.state.step:
         extend_positions(run)  # a checkpoint of the very end of a phase has not done it
         log_phase(run)
@@ -161,8 +166,19 @@ def begin_phase(run: Run, phase: Phase) -> None:
         run.set_phase(phase)
         extend_positions(run)
         dry_run(run, first_rows(run))
+    capture_with_others(run)
     run.objective.train()
     log_phase(run)
+
+
+def capture_with_others(run: Run) -> None:
+    """With several ranks, capture the CUDA graph of the current phase.
+
+    The capture sends messages, so it follows a dry run without them, in which an error of one rank
+    ends all.
+    """
+    if run.uses_cuda_graph and run.ranks.size > 1:
+        dry_run(run, first_rows(run), messages=True)
 
 
 def extend_positions(run: Run) -> None:
@@ -194,17 +210,17 @@ def log_phase(run: Run) -> None:
         )
 
 
-def dry_run(run: Run, rows: Tensor) -> None:
+def dry_run(run: Run, rows: Tensor, *, messages: bool = False) -> None:
     """Run one step that changes nothing, so that a lack of memory shows at the start.
 
     This also compiles the step and captures its CUDA graph before the clock of a time budget
-    starts.
+    starts; with several ranks only if it may send `messages`.
     """
     step = run.step
     before = random_state(step.device)
     step.objective.train()
     try:
-        if run.uses_cuda_graph:
+        if run.uses_cuda_graph and (messages or run.ranks.size == 1):
             run.graphed_step = capture_cuda_graph(step, rows)
             # The graph keeps its memory, so validation needs memory beside it.
             rows = run.held_out[: step.micro_batch]
@@ -330,6 +346,7 @@ class MetricAccumulator:
         self.total.zero_()
         self.steps, self.tokens_before = 0, self.run.state.tokens
         self.flops_before = self.run.flops
+        self.bytes_before = self.run.ranks.traffic.bytes
         self.time_before = time.perf_counter()
 
     def add(self, sums: Tensor) -> None:
@@ -362,6 +379,9 @@ class MetricAccumulator:
             "tokens_per_second": (state.tokens - self.tokens_before) / seconds,
             "peak_share": (run.flops - self.flops_before) / seconds / run.peak_flops,
         }
+        if run.ranks.size > 1:
+            sent = run.ranks.traffic.bytes - self.bytes_before
+            metrics["all_reduce_bytes_per_step"] = sent / self.steps
         run.metrics_log.write(
             "train",
             state.step,

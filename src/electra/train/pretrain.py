@@ -258,6 +258,7 @@ def run_loop(
         if scorer is not None:
             run.view.print(scorer.description)
         stopped = train(run, stop)
+        run.free_cuda_graph()  # before the process group ends, which would wait for it
     if temporary:
         return 0 if stopped is None else 128 + stopped
     last = checkpoint.checkpoints(out) if ranks.first else []

@@ -59,8 +59,11 @@ class Run:
     """The task on which checkpoints are scored."""
     score_every: int = 1
     """Checkpoints from one score to the next."""
+    agreed_seconds: float = field(init=False)
+    """The training time of the first rank when the ranks last agreed on it."""
 
     def __post_init__(self) -> None:
+        self.agreed_seconds = self.state.seconds
         self.set_phase(phase_at(self.phases, self.progress))
 
     def set_phase(self, phase: Phase) -> None:
@@ -68,6 +71,10 @@ class Run:
         self.phase = phase
         self.step.micro_batch = phase.batch_size // self.loop.grad_accumulation // self.ranks.size
         self.held_out = held_out_rows(self.shards[phase.seq_length], self.loop.validate_rows)
+        self.free_cuda_graph()
+
+    def free_cuda_graph(self) -> None:
+        """Free the CUDA graph and its memory, once nothing else refers to it."""
         if self.graphed_step is not None:
             self.graphed_step = None
             gc.collect()
@@ -107,10 +114,8 @@ class Run:
 
     @property
     def uses_cuda_graph(self) -> bool:
-        """Whether a step is one CUDA graph: with several ranks it is not, see docs/many-gpus.md."""
-        return (
-            self.loop.cuda_graph and self.step.device.type == "cuda" and self.step.ranks.size == 1
-        )
+        """Whether steps are replayed as CUDA graphs."""
+        return self.loop.cuda_graph and self.step.device.type == "cuda"
 
     def kernels(self) -> str:
         """The kernels that compute the networks in the current phase."""

@@ -46,21 +46,31 @@ class Step:
         # Counts of the whole batch, so that the ranks' gradients add up to its gradient
         sums = self.backward(batch, masked, self.ranks.sum_(totals))
         self.sum_gradients()
-        norm = self.optimizer.step(rate)
-        self.optimizer.zero_grad()
-        if self.ema is not None:
-            self.ema.update()
-        return torch.cat([sums, norm.reshape(1)])
+        return self.update(sums, rate)
 
     def sum_gradients(self) -> None:
         """Replace the gradients by their sums over all ranks, with one all-reduce."""
         if self.ranks.size == 1:
             return
+        self.ranks.sum_(self.flatten_gradients())
+
+    def flatten_gradients(self) -> Tensor:
+        """Make the gradients views of one tensor, and return it."""
         params = [p for p in self.objective.parameters() if p.grad is not None]
+        # The optimizer's kernels read 16 bytes at once: what would shift the others comes last
+        params.sort(key=lambda p: p.numel() % 4 != 0)
         flat = torch.cat([p.grad.flatten() for p in params])  # type: ignore[union-attr]
-        self.ranks.sum_(flat)
         for p, grad in zip(params, flat.split([p.numel() for p in params]), strict=True):
             p.grad = grad.view_as(p)
+        return flat
+
+    def update(self, sums: Tensor, rate: float | Tensor) -> Tensor:
+        """Clip the gradient, update the weights and their average; returns what the step does."""
+        norm = self.optimizer.step(rate)
+        self.optimizer.zero_grad()
+        if self.ema is not None:
+            self.ema.update()
+        return torch.cat([sums, norm.reshape(1)])
 
     def averaged_weights(self) -> AbstractContextManager[None]:
         """Replace the weights by their moving average, if there is one, within a `with`."""
