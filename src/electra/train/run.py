@@ -27,6 +27,7 @@ from electra.train.step import Step
 
 if TYPE_CHECKING:
     from electra.train.loop import LoopConfig
+    from electra.train.sharded_checkpoint import ShardedSaver
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +60,8 @@ class Run:
     """The task on which checkpoints are scored."""
     score_every: int = 1
     """Checkpoints from one score to the next."""
+    saver: "ShardedSaver | None" = None
+    """Writes the checkpoints of a sharded run in the background."""
 
     def __post_init__(self) -> None:
         self.set_phase(phase_at(self.phases, self.progress))
@@ -108,12 +111,13 @@ class Run:
     @property
     def uses_cuda_graph(self) -> bool:
         """Whether a step is one CUDA graph: with several ranks it is not, see docs/many-gpus.md."""
-        return (
-            self.loop.cuda_graph and self.step.device.type == "cuda" and self.step.ranks.size == 1
-        )
+        several = self.step.ranks.size > 1 or self.step.sharded
+        return self.loop.cuda_graph and self.step.device.type == "cuda" and not several
 
     def kernels(self) -> str:
         """The kernels that compute the networks in the current phase."""
+        if self.step.sharded:
+            return "plain modules, sharded" + ", compiled" * self.loop.compile
         return describe_kernels(self.objective, self.step.micro_batch, self.phase.seq_length)
 
     @property
