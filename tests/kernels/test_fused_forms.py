@@ -175,15 +175,15 @@ FORMS = {
     ),
     "electra.optim.adam:PaperAdam.step": (
         "optim/fused_adam.py",
-        "0a215bcfb51c4f7f",
+        "2b9afaa6d71141d5",
     ),
     "electra.optim.adam:PaperAdam.clip_scales": (
         "optim/fused_adam.py",
-        "12261d75a77970f8",
+        "bcfffe07bac09d4c",
     ),
     "electra.optim.adam:gradient_norm": (
         "optim/fused_adam.py",
-        "3f89e198d9929fe7",
+        "fda678a71a5afadb",
     ),
     "electra.optim.adam:foreach_update": (
         "optim/fused_adam.py",

@@ -1,7 +1,7 @@
 """The Adam that trained BERT and ELECTRA, and its parameter groups."""
 
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from electra.errors import UserError
 from electra.optim.schedule import ScheduleConfig
+from electra.optim.shards import local
 
 if TYPE_CHECKING:
     from electra.optim.fused_adam import Chunks
@@ -74,8 +75,12 @@ class PaperAdam(torch.optim.Optimizer):
         clip: float = float("inf"),
         clip_by: ClipBy = "joint",
         kernels: bool = True,
+        sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """`kernels`: in a CUDA graph, use the Triton kernels where they support the settings."""
+        """`kernels`: in a CUDA graph, use the Triton kernels where they support the settings.
+
+        `sum_over_ranks` adds up a tensor over the processes that hold parts of the parameters.
+        """
         defaults = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults | {"lr_scale": 1.0, "network": ""})
         self.clip, self.clip_by, self.kernels = clip, clip_by, kernels
@@ -83,6 +88,7 @@ class PaperAdam(torch.optim.Optimizer):
         self.count = torch.full((), NO_BIAS_CORRECTION, device=device)
         self.chunks: Chunks | None = None
         """The table of the kernels, created by the first step through them."""
+        self.sum_over_ranks = sum_over_ranks
 
     @torch.no_grad()
     def step(self, lr: float | Tensor) -> Tensor:  # type: ignore[override]
@@ -98,10 +104,10 @@ class PaperAdam(torch.optim.Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             if params:
                 update(
-                    params,
-                    [gradient(p) for p in params],
-                    [self.moments(p)["mean"] for p in params],
-                    [self.moments(p)["square"] for p in params],
+                    [local(p) for p in params],
+                    [local(gradient(p)) for p in params],
+                    [local(self.moments(p)["mean"]) for p in params],
+                    [local(self.moments(p)["square"]) for p in params],
                     [self.count] * len(params),
                     lr if group["lr_scale"] == 1 else lr * group["lr_scale"],
                     group,
@@ -113,18 +119,24 @@ class PaperAdam(torch.optim.Optimizer):
         """Return the norm of all gradients, and what to divide each network's gradients by."""
         networks = {group["network"]: [group] for group in self.param_groups}
         if self.clip_by == "joint" or len(networks) == 1:
-            norm = gradient_norm(self.param_groups)
+            norm = self.norm(self.param_groups)
             scale = (norm / self.clip).clamp(min=1.0).float()
             return norm, dict.fromkeys(networks, scale)
         for name in networks:
             networks[name] = [group for group in self.param_groups if group["network"] == name]
-        norms = {name: gradient_norm(groups) for name, groups in networks.items()}
+        norms = {name: self.norm(groups) for name, groups in networks.items()}
         scales = {name: (n / self.clip).clamp(min=1.0).float() for name, n in norms.items()}
         return torch.stack([*norms.values()]).norm(), scales
 
+    def norm(self, groups: Iterable[dict[str, Any]]) -> Tensor:
+        """Return the norm of the gradients of some groups together, over all shards of them."""
+        norm = gradient_norm(groups)
+        return norm if self.sum_over_ranks is None else self.sum_over_ranks(norm.square()).sqrt()
+
     def supports_kernels(self) -> bool:
         """Whether the Triton kernels can do the step: one clip, one epsilon, one learning rate."""
-        if not self.kernels or importlib.util.find_spec("triton") is None:
+        sharded = self.sum_over_ranks is not None
+        if sharded or not self.kernels or importlib.util.find_spec("triton") is None:
             return False
         from electra.optim.fused_adam import aligned
 
@@ -264,9 +276,9 @@ def parameter_groups(
 
 
 def gradient_norm(groups: Iterable[dict[str, Any]]) -> Tensor:
-    """Return the norm of the gradients of some groups together."""
+    """Return the norm of the gradients of some groups together, of sharded ones the own part's."""
     params = [p for group in groups for p in group["params"]]
-    gradients = [gradient(p) for p in params if p.grad is not None]
+    gradients = [local(gradient(p)) for p in params if p.grad is not None]
     if not gradients:  # a network that the current stage does not train
         return torch.zeros((), device=params[0].device)
     return torch.stack(torch._foreach_norm(gradients)).norm()

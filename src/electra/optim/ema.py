@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from electra.optim.shards import local
+
 
 class WeightEma:
     """The moving average of some parameters, updated after each step of the optimizer.
@@ -31,9 +33,9 @@ class WeightEma:
         # In fp32, because MPS has no fp64; exact for 16 million updates, and then constant.
         n = self.updates.float()
         weight = torch.maximum(9 / (n + 10), torch.full_like(n, 1 - self.decay))
-        averages = [*self.averages.values()]
+        averages, weights = self._pairs()
         # torch._foreach_lerp_ takes a weight from the host, which a CUDA graph would keep for ever
-        differences = torch._foreach_sub([*self.parameters.values()], averages)
+        differences = torch._foreach_sub(weights, averages)
         torch._foreach_mul_(differences, weight)
         torch._foreach_add_(averages, differences)
         self.updates += 1
@@ -41,7 +43,7 @@ class WeightEma:
     @torch.no_grad()
     def restart(self) -> None:
         """Begin again from the current weights, after something else than a step changed them."""
-        torch._foreach_copy_([*self.averages.values()], [*self.parameters.values()])
+        torch._foreach_copy_(*self._pairs())
         self.updates.zero_()
 
     @contextmanager
@@ -56,10 +58,14 @@ class WeightEma:
     @torch.no_grad()
     def _swap(self) -> None:
         # In place, because a CUDA graph knows the addresses; one at a time, to save memory.
-        for name, p in self.parameters.items():
+        for average, p in zip(*self._pairs(), strict=True):
             weights = p.clone()
-            p.copy_(self.averages[name])
-            self.averages[name].copy_(weights)
+            p.copy_(average)
+            average.copy_(weights)
+
+    def _pairs(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The averages and the weights, of sharded ones this process's part."""
+        return [*map(local, self.averages.values())], [*map(local, self.parameters.values())]
 
     def averages_of(self, parameter: Tensor) -> list[Tensor]:
         """The average of a parameter, in a list that is empty if it has none."""

@@ -1,6 +1,6 @@
 """What the training loop needs of an optimizer, and how a run builds the one of the paper."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -37,11 +37,13 @@ def build_optimizer(
     *,
     generator_modules: Sequence[str] = ("generator",),
     kernels: bool = True,
+    sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
 ) -> Optimizer:
     """Build the optimizer of a run.
 
     The parameters below `generator_modules` are the generator's own; parameters that it shares
-    with the discriminator are the discriminator's.
+    with the discriminator are the discriminator's. If the parameters are sharded over processes,
+    `sum_over_ranks` adds up a tensor over them.
     """
     separate = bool(config.clip_by == "network" or config.generator_lr or config.generator_eps)
     groups = parameter_groups(module, config.weight_decay, generator_modules if separate else ())
@@ -56,4 +58,5 @@ def build_optimizer(
         clip=config.clip,
         clip_by=config.clip_by,
         kernels=kernels,
+        sum_over_ranks=sum_over_ranks,
     )

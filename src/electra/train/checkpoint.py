@@ -6,6 +6,7 @@ RUN/checkpoints/step-00001000/
     model.safetensors        the networks (shared weights once) and buffers of the objective
     optimizer.safetensors    Adam's moments of each parameter
     ema.safetensors          with optim.ema, the moving average of each parameter
+    sharded/                 instead of these three, if FSDP2 sharded the run: a file of each rank
     random.safetensors       the random generators, with several processes those of each
     discriminator/           a folder for transformers, with the tokenizer; with optim.ema, the
                              average of the weights
@@ -18,10 +19,9 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -39,7 +39,12 @@ from electra.objectives.electric import Electric
 from electra.objectives.objective import Objective
 from electra.optim.ema import WeightEma
 from electra.optim.optimizer import Optimizer
+from electra.optim.shards import copy_whole_
 from electra.text.tokenizer import copy_tokenizer
+from electra.train.sharded_files import read_shards, stored_shapes
+
+SHARDED = "sharded"
+"""The folder of the tensors in the checkpoint of a sharded run."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,24 +98,48 @@ def save(
 
     `random` is the state of the random generators.
     """
-    final = run / "checkpoints" / f"step-{state.step:08d}"
+    partial = begin(run, state.step)
+    if partial is None:
+        return path_of(run, state.step)
+    with completed(partial, run, state, random):
+        for name, tensors in tensor_groups(objective, optimizer, ema).items():
+            save_tensors(partial / f"{name}.safetensors", tensors)
+        with contextlib.nullcontext() if ema is None else ema.applied():
+            export_networks(objective, partial, run / "tokenizer", pad_id)
+    return path_of(run, state.step)
+
+
+def path_of(run: Path, step: int) -> Path:
+    """The folder of the checkpoint of a step."""
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def begin(run: Path, step: int) -> Path | None:
+    """Create the temporary folder of a checkpoint; None if the checkpoint is there already."""
+    final = path_of(run, step)
     if final.exists():  # the same step of the same run, saved before an interruption
-        return final
+        return None
     partial = final.with_name(f".{final.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+    return partial
+
+
+@contextlib.contextmanager
+def completed(
+    partial: Path, run: Path, state: TrainState, random: dict[str, Tensor]
+) -> Iterator[None]:
+    """Write what is no network, and after the `with` give the checkpoint its name.
+
+    After an error, nothing of it is left.
+    """
+    final = path_of(run, state.step)
     try:
-        parameters: dict[str, Tensor] = dict(objective.named_parameters())
-        save_tensors(partial / "model.safetensors", parameters | _buffers(objective))
-        save_tensors(partial / "optimizer.safetensors", _moments(parameters, optimizer))
         save_tensors(partial / "random.safetensors", random)
-        if ema is not None:
-            save_tensors(partial / "ema.safetensors", ema.tensors())
-        with contextlib.nullcontext() if ema is None else ema.applied():
-            _export_networks(objective, partial, run / "tokenizer", pad_id)
         shutil.copyfile(run / "config.yaml", partial / "config.yaml")
         text = json.dumps(dataclasses.asdict(state), indent=2)
         (partial / "state.json").write_text(text + "\n", encoding="utf-8")
+        yield
         _sync_tree(partial)
         partial.rename(final)
         _sync(final.parent)
@@ -123,7 +152,6 @@ def save(
                 f"{shlex.quote(str(run))}"
             ) from None
         raise
-    return final
 
 
 def restore(
@@ -134,26 +162,24 @@ def restore(
 ) -> TrainState:
     """Load a checkpoint to continue its run; its tensors must be exactly those of the run."""
     with _readable(checkpoint):
-        parameters: dict[str, Tensor] = dict(objective.named_parameters())
-        model = parameters | _buffers(objective)
-        _copy_all(load_file(checkpoint / "model.safetensors"), model, checkpoint)
-        state = read_state(checkpoint)
+        for name, tensors in tensor_groups(objective, optimizer, ema).items():
+            _load(checkpoint, name, tensors)
         if optimizer is not None:
-            moments = _moments(parameters, optimizer)
-            _copy_all(load_file(checkpoint / "optimizer.safetensors"), moments, checkpoint)
             restore_random_state(checkpoint)
-        if ema is not None:
-            _copy_all(load_file(checkpoint / "ema.safetensors"), ema.tensors(), checkpoint)
-    return state
+        return read_state(checkpoint)
 
 
-def run_tensors(
-    objective: Objective, optimizer: Optimizer, ema: WeightEma | None
-) -> dict[str, Tensor]:
-    """All tensors of a checkpoint but the random states; the ranks of a run have the same ones."""
+def tensor_groups(
+    objective: Objective, optimizer: Optimizer | None, ema: WeightEma | None
+) -> dict[str, dict[str, Tensor]]:
+    """The tensors of a checkpoint but the random states, by the file that one process writes."""
     parameters: dict[str, Tensor] = dict(objective.named_parameters())
-    averages = {} if ema is None else {f"ema.{name}": t for name, t in ema.tensors().items()}
-    return parameters | _buffers(objective) | _moments(parameters, optimizer) | averages
+    groups = {"model": parameters | _buffers(objective)}
+    if optimizer is not None:
+        groups["optimizer"] = _moments(parameters, optimizer)
+    if ema is not None:
+        groups["ema"] = ema.tensors()
+    return groups
 
 
 def read_random_states(checkpoint: Path) -> dict[str, Tensor]:
@@ -171,11 +197,10 @@ def restore_random_state(checkpoint: Path) -> None:
 def restore_for_inference(checkpoint: Path, objective: Objective) -> None:
     """Load the weights that the checkpoint exports: with `optim.ema`, their average."""
     restore(checkpoint, objective)
-    if (checkpoint / "ema.safetensors").is_file():
-        with _readable(checkpoint):
-            averages = load_file(checkpoint / "ema.safetensors")
-            del averages["updates"]
-            _copy_all(averages, dict(objective.named_parameters()), checkpoint)
+    with _readable(checkpoint):
+        if "ema" in stored_groups(checkpoint):
+            averages = dict(objective.named_parameters()) | {"updates": torch.tensor(0)}
+            _load(checkpoint, "ema", averages)
 
 
 def read_state(checkpoint: Path) -> TrainState:
@@ -211,7 +236,7 @@ def clean(run: Path) -> None:
         shutil.rmtree(partial)
 
 
-def _export_networks(objective: Objective, folder: Path, tokenizer: Path, pad_id: int) -> None:
+def export_networks(objective: Objective, folder: Path, tokenizer: Path, pad_id: int) -> None:
     """Write the folders for transformers."""
     for name, network in objective.networks().items():
         export(network, folder / name, pad_id)
@@ -239,16 +264,42 @@ def _moments(parameters: dict[str, Tensor], optimizer: Optimizer) -> dict[str, T
     }
 
 
-def _copy_all(stored: dict[str, Tensor], wanted: dict[str, Any], checkpoint: Path) -> None:
-    stored = {current_parameter_name(name): tensor for name, tensor in stored.items()}
-    if stored.keys() != wanted.keys():
-        odd = sorted(stored.keys() ^ wanted.keys())
+def stored_groups(checkpoint: Path) -> set[str]:
+    """The groups of `tensor_groups` that a checkpoint has."""
+    if (checkpoint / SHARDED).is_dir():
+        return {name.partition(".")[0] for name in stored_shapes(checkpoint / SHARDED)}
+    return {path.stem for path in checkpoint.glob("*.safetensors")}
+
+
+def _load(checkpoint: Path, group: str, wanted: dict[str, Tensor]) -> None:
+    """Fill a group of tensors from the file of one process, or from those of several ranks."""
+    sharded, prefix = checkpoint / SHARDED, f"{group}."
+    if sharded.is_dir():
+        shapes = {
+            name.removeprefix(prefix): shape
+            for name, shape in stored_shapes(sharded).items()
+            if name.startswith(prefix)
+        }
+        places = _match(checkpoint, shapes, wanted)
+        read_shards(sharded, {prefix + name: tensor for name, tensor in places.items()})
+        return
+    stored = load_file(checkpoint / f"{group}.safetensors")
+    shapes = {name: tensor.shape for name, tensor in stored.items()}
+    for name, tensor in _match(checkpoint, shapes, wanted).items():
+        copy_whole_(tensor, stored[name])
+
+
+def _match(
+    checkpoint: Path, shapes: Mapping[str, torch.Size], wanted: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The wanted tensors by their stored names; names and shapes must be the same."""
+    current = {name: current_parameter_name(name) for name in shapes}
+    if odd := sorted(wanted.keys() ^ current.values()):
         raise UserError(f"{checkpoint} is not of this model: {odd[0]} is missing in one of them.")
-    with torch.no_grad():
-        for name, tensor in wanted.items():
-            if tensor.shape != stored[name].shape:
-                raise UserError(f"{checkpoint} is not of this model: {name} has another shape.")
-            tensor.copy_(stored[name])
+    for name, shape in shapes.items():
+        if shape != wanted[current[name]].shape:
+            raise UserError(f"{checkpoint} is not of this model: {name} has another shape.")
+    return {name: wanted[now] for name, now in current.items()}
 
 
 @contextlib.contextmanager

@@ -20,7 +20,8 @@ from electra.models.paper_flops import (
 from electra.objectives.kinds import build
 from electra.objectives.objective import VocabInfo
 from electra.train.data import check_positions
-from electra.train.pretrain import parameter_counts, phase_steps, row_workloads
+from electra.train.headline import parameter_counts
+from electra.train.pretrain import phase_steps, row_workloads
 from electra.train.settings import PretrainConfig
 
 

@@ -17,6 +17,7 @@ from electra.train import checkpoint
 from electra.train.cuda_graph import capture_cuda_graph
 from electra.train.data import rows_at
 from electra.train.distributed import gather_random_states, steps_per_agreement
+from electra.train.fsdp import DataParallel, gathered
 from electra.train.health import check_finite
 from electra.train.metrics_log import LoggerName, read_metrics
 from electra.train.phases import Phase, extend_positions_, phase_at
@@ -46,6 +47,10 @@ class LoopConfig:
     """CPU threads; 0 uses all CPUs that are available, or `OMP_NUM_THREADS` if it is set."""
     precision: Precision = "auto"
     """Precision of the matmuls; 'auto' is bf16 on CUDA and fp32 elsewhere. Weights stay in fp32."""
+    data_parallel: DataParallel = "ddp"
+    """With several processes: 'ddp' keeps a whole copy of the weights on each; 'fsdp' shards
+    weights, gradients and optimizer state (FSDP2), and runs the plain modules, or with
+    `train.compile` compiled layers."""
     compile: bool = False
     """Compile the forward and backward pass with `torch.compile`."""
     cuda_graph: bool = True
@@ -119,6 +124,8 @@ def train(run: Run, stop: GracefulStop) -> signal.Signals | None:
         state.seconds = time.perf_counter() - started
         if state.step % loop.report_every == 0:
             metrics.report(rate)
+            if run.saver is not None:
+                run.saver.check()
         if state.step % loop.validate_every == 0:
             run_validation(run)
         if state.step % loop.checkpoint_every == 0:
@@ -127,10 +134,12 @@ def train(run: Run, stop: GracefulStop) -> signal.Signals | None:
             started, metrics.time_before = started + pause, metrics.time_before + pause
     if state.step and stopped is None:
         save_checkpoint(run, metrics)
+        finish_checkpoint(run)
         score_checkpoint(run, stop, last=True)
     elif state.step:
         metrics.check()
         write_checkpoint(run)
+        finish_checkpoint(run)
     return stopped
 
 
@@ -268,7 +277,7 @@ def _out_of_memory(run: Run) -> str:
 def run_validation(run: Run) -> None:
     """Measure on held-out text, log the metrics and warn of what looks wrong."""
     state, step = run.state, run.step
-    with step.averaged_weights():
+    with step.averaged_weights(), gathered(step.objective):
         state.held_out = validate(
             step.objective, run.held_out, step.micro_batch, step.dtype, run.ranks
         )
@@ -299,21 +308,41 @@ def save_checkpoint(run: Run, metrics: "MetricAccumulator") -> None:
     # weights.
     with run.ranks.together():
         check_finite({"held-out loss": state.held_out["loss"]}, state.step, metrics.last_good())
+    finish_checkpoint(run)  # the one before, while `best` is still that one's
     loss, length = state.held_out["loss"], run.phase.seq_length
     # Losses on rows of different lengths are not compared.
     comparable = state.best.get("seq_length", length) == length
     if not state.best or not comparable or loss < state.best["loss"]:
         state.best = {"step": state.step, "loss": loss, "seq_length": length}
     write_checkpoint(run)
+    if run.saver is None:
+        delete_old_checkpoints(run)
+
+
+def finish_checkpoint(run: Run) -> None:
+    """Wait for a checkpoint that is written in the background, then delete old ones."""
+    if run.saver is not None:
+        run.saver.wait()
+        delete_old_checkpoints(run)
+
+
+def delete_old_checkpoints(run: Run) -> None:
+    """Delete checkpoints that need not be kept any more."""
     with run.ranks.together():
         if run.ranks.first:
             prune_checkpoints(run)
 
 
 def write_checkpoint(run: Run) -> None:
-    """Write a checkpoint of the current step; the first rank does it while the others wait."""
+    """Write a checkpoint of the current step.
+
+    The first rank does it while the others wait; if the run is sharded, all do, in the background.
+    """
     step = run.step
     random = gather_random_states(run.ranks, random_state(step.device))
+    if run.saver is not None:
+        run.saver.start(run.folder, run.state, step, random)
+        return
     with run.ranks.together():
         if run.ranks.first:
             checkpoint.save(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from electra.errors import UserError
 from electra.models.encoder import Encoder
+from electra.optim.shards import whole_rows
 from electra.train.step import Step
 
 SEPARATORS = re.compile(r"\s*,\s*")
@@ -106,5 +107,6 @@ def extend_positions_(step: Step, trained: int, length: int, known: int = 0) -> 
 
 def _repeat_rows_(tensor: Tensor, count: int, until: int) -> None:
     """Fill the rows from `count` to `until` with copies of those before, in their order."""
-    rows = torch.arange(count, max(count, until), device=tensor.device)
-    tensor[rows] = tensor[rows % count]
+    with whole_rows(tensor) as table:
+        rows = torch.arange(count, max(count, until), device=table.device)
+        table[rows] = table[rows % count]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from torch import nn
 
 from electra.config import override, to_dict
 from electra.device import (
@@ -51,6 +50,8 @@ from electra.train.distributed import (
     describe_cuda,
     locked_by_first,
 )
+from electra.train.fsdp import describe_sharding, is_sharded, shard_
+from electra.train.headline import headline, parameter_counts
 from electra.train.health import HealthCheck
 from electra.train.init_from import (
     check_tokenizer,
@@ -69,6 +70,7 @@ from electra.train.run import Run
 from electra.train.run_config import check_same, check_unedited, read_run_config, save_config
 from electra.train.scoring import MakeScorer, Scorer, describe_best, prepare_scoring
 from electra.train.settings import PretrainConfig
+from electra.train.sharded_checkpoint import ShardedSaver
 from electra.train.step import Step
 from electra.train.unused_settings import check_unused
 
@@ -252,8 +254,10 @@ def run_loop(
             if ranks.first:
                 save_config(config, out)
         log_start(run, config)
-        run.view.print(f"{_headline(run, shards)} Kernels: {run.kernels()}.")
-        if run.step.device.type == "cuda" and several:
+        run.view.print(f"{headline(run, shards)} Kernels: {run.kernels()}.")
+        if config.train.data_parallel == "fsdp":
+            run.view.print(describe_sharding(run.objective, ranks, compiled=config.train.compile))
+        elif run.step.device.type == "cuda" and several:
             run.view.print(describe_cuda(ranks, config.train.cuda_graph))
         if scorer is not None:
             run.view.print(scorer.description)
@@ -325,6 +329,7 @@ def build_run(
         extend_positions_(
             step, state.known_positions, config.data.phases[0].seq_length, state.known_positions
         )
+    saver = build_saver(config, vocab, ranks) if step.sharded else None
     metrics_log = MetricsLog(out, enabled=ranks.first)
     metrics_log.rewind(state.step)
     with ProgressView(console, f"electra pretrain · {config.name} · {out}") as view:
@@ -347,9 +352,17 @@ def build_run(
                 metrics_log=metrics_log,
                 view=view,
                 health=HealthCheck(),
+                saver=saver,
             )
         finally:
             metrics_log.close()
+
+
+def build_saver(config: PretrainConfig, vocab: Vocabulary, ranks: Ranks) -> ShardedSaver:
+    """What writes the checkpoints of a sharded run."""
+    with torch.random.fork_rng(devices=[]):  # its weights are read from checkpoints
+        whole = build_objective(config, vocab) if ranks.first else None
+    return ShardedSaver(ranks, whole, vocab.pad)
 
 
 def build_step(config: PretrainConfig, objective: Objective, ranks: Ranks = ONE_RANK) -> Step:
@@ -357,12 +370,18 @@ def build_step(config: PretrainConfig, objective: Objective, ranks: Ranks = ONE_
     optim, loop = config.optim, config.train
     device = objective.maskable.device
     dtype = choose_precision(loop.precision, device)
-    fused = loop.fused_kernels
+    fused, sharded = loop.fused_kernels, is_sharded(loop.data_parallel, ranks, device)
+    if sharded:
+        shard_(objective, ranks, compiled=loop.compile)
     optimizer = build_optimizer(
-        objective, optim, generator_modules=objective.generator_modules, kernels=fused != "off"
+        objective,
+        optim,
+        generator_modules=objective.generator_modules,
+        kernels=fused != "off",
+        sum_over_ranks=ranks.sum_ if sharded else None,
     )
     bf16 = dtype == torch.bfloat16 and supports_bf16(device)
-    if fused != "off" and not loop.compile and bf16:
+    if fused != "off" and not loop.compile and not sharded and bf16:
         use_fused_kernels_(objective, recompute=loop.activation_checkpointing, setting=fused)
     else:
         if device.type == "cpu" and not loop.compile:
@@ -372,33 +391,14 @@ def build_step(config: PretrainConfig, objective: Objective, ranks: Ranks = ONE_
                 "train.activation_checkpointing=true has no effect without the fused kernels.",
                 stacklevel=2,
             )
+    compiled = loop.compile and not sharded  # which compiles each layer
     return Step(
         objective=objective,
         optimizer=optimizer,
-        forward=torch.compile(objective, dynamic=False) if loop.compile else objective,
+        forward=torch.compile(objective, dynamic=False) if compiled else objective,
         dtype=dtype,
         micro_batch=config.data.phases[0].batch_size // loop.grad_accumulation // ranks.size,
         ema=WeightEma(dict(objective.named_parameters()), optim.ema) if optim.ema else None,
         ranks=ranks,
-    )
-
-
-def parameter_counts(objective: nn.Module) -> dict[str, int]:
-    """Parameters per network; shared ones count in each."""
-    parts = {name: list(part.parameters()) for name, part in objective.named_children()}
-    return {name: sum(p.numel() for p in part) for name, part in parts.items() if part}
-
-
-def _headline(run: Run, shards: Shards) -> str:
-    counts = parameter_counts(run.objective)
-    sizes = ", ".join(f"{name} {n / 1e6:.1f} M" for name, n in counts.items())
-    where = "Resuming at step" if run.state.step else "Starting at step"
-    precision = str(run.step.dtype).removeprefix("torch.")
-    processes = f"{run.ranks.size} processes on " if run.ranks.size > 1 else ""
-    later = [f"from {phase.begin:.0%} {phase.describe()}" for phase in run.phases[1:]]
-    phases = f"; a step has {', '.join([run.phases[0].describe(), *later])}" if later else ""
-    return (
-        f"{where} {run.state.step:,} on {processes}{run.step.device.type} in {precision}: "
-        f"parameters of the {sizes}; {shards.tokens / 1e6:.1f} M tokens of text, "
-        f"{run.loop.budget}{phases}."
+        sharded=sharded,
     )

@@ -8,6 +8,7 @@ import torch
 from electra.errors import UserError
 from electra.models.frequency_generator import FrequencyGenerator
 from electra.objectives.objective import Objective
+from electra.optim.shards import is_sharded
 from electra.text.shards import Shards
 from electra.train import checkpoint
 from electra.train.checkpoint import TrainState
@@ -37,14 +38,23 @@ def load_latest(out: Path, step: Step, shards: Mapping[int, Shards]) -> TrainSta
 def share_state(
     out: Path, step: Step, state: TrainState, shards: Mapping[int, Shards], seed: int
 ) -> TrainState:
-    """Give all ranks the state that the first one has loaded; only dropout differs."""
+    """Give all ranks the state that the first one has loaded; only dropout differs.
+
+    If the run is sharded, each rank reads its own part of the checkpoint.
+    """
     ranks = step.ranks
     if ranks.size == 1:
         return state
     saved = checkpoint.checkpoints(out) if ranks.first else []
     random = checkpoint.read_random_states(saved[-1]) if saved else None
     state, random = ranks.broadcast((state, random))
-    ranks.broadcast_(checkpoint.run_tensors(step.objective, step.optimizer, step.ema).values())
+    with ranks.together():
+        if step.sharded and state.step and not ranks.first:
+            path = checkpoint.path_of(out, state.step)
+            checkpoint.restore(path, step.objective, step.optimizer, step.ema)
+    groups = checkpoint.tensor_groups(step.objective, step.optimizer, step.ema).values()
+    tensors = [tensor for group in groups for tensor in group.values()]
+    ranks.broadcast_(tensor for tensor in tensors if not is_sharded(tensor))
     set_rank_random_state(ranks, seed, state.step, random)
     with ranks.together():
         if data_digest(shards) != state.data_digest:

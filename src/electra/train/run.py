@@ -27,6 +27,7 @@ from electra.train.step import Step
 
 if TYPE_CHECKING:
     from electra.train.loop import LoopConfig
+    from electra.train.sharded_checkpoint import ShardedSaver
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +62,8 @@ class Run:
     """Checkpoints from one score to the next."""
     agreed_seconds: float = field(init=False)
     """The training time of the first rank when the ranks last agreed on it."""
+    saver: "ShardedSaver | None" = None
+    """Writes the checkpoints of a sharded run in the background."""
 
     def __post_init__(self) -> None:
         self.agreed_seconds = self.state.seconds
@@ -115,10 +118,13 @@ class Run:
     @property
     def uses_cuda_graph(self) -> bool:
         """Whether steps are replayed as CUDA graphs."""
-        return self.loop.cuda_graph and self.step.device.type == "cuda"
+        on_cuda = self.step.device.type == "cuda"
+        return self.loop.cuda_graph and on_cuda and not self.step.sharded
 
     def kernels(self) -> str:
         """The kernels that compute the networks in the current phase."""
+        if self.step.sharded:
+            return "plain modules, sharded" + ", compiled" * self.loop.compile
         return describe_kernels(self.objective, self.step.micro_batch, self.phase.seq_length)
 
     @property

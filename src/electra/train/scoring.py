@@ -104,6 +104,8 @@ def score_checkpoint(run: "Run", stop: GracefulStop, *, last: bool = False) -> f
     """
     if run.scorer is None:
         return 0.0
+    if run.saver is not None:
+        run.saver.wait()
     return run.ranks.broadcast(_score(run, stop, last) if run.ranks.first else 0.0)
 
 

@@ -32,6 +32,8 @@ class Step:
     """The moving average of the weights, if `optim.ema` asks for one."""
     ranks: Ranks = ONE_RANK
     """The processes that share a batch; each calls the step with its own rows."""
+    sharded: bool = False
+    """Whether FSDP2 shards the parameters over the ranks; it also sums their gradients."""
 
     @property
     def device(self) -> torch.device:
@@ -50,7 +52,7 @@ class Step:
 
     def sum_gradients(self) -> None:
         """Replace the gradients by their sums over all ranks, with one all-reduce."""
-        if self.ranks.size == 1:
+        if self.ranks.size == 1 or self.sharded:
             return
         self.ranks.sum_(self.flatten_gradients())
 
