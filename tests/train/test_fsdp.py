@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.train import test_distributed
-from tests.train.test_distributed import PLAIN, alone, check_equal, pretrain_on_rank, stopping
+from tests.train import launching
+from tests.train.launching import PLAIN, alone, check_equal, pretrain_on_rank, stopping
 
 import electra
 from electra.config import override
@@ -42,13 +42,12 @@ OTHERS = {
     "mlm": ("objective.kind=mlm",),
     "unigram": ("generator.kind=unigram", "train.validate_rows=15"),
 }
-launch, processes = test_distributed.launch, test_distributed.processes  # fixtures
 
 
 @pytest.fixture(autouse=True)
 def _settings(monkeypatch):
     monkeypatch.setattr("electra.train.pretrain.measure_peak", lambda *_: 1e12)
-    monkeypatch.setattr(test_distributed, "SECONDS", 120)  # one launch trains several runs
+    monkeypatch.setattr(launching, "SECONDS", 120)  # one launch trains several runs
 
 
 def train_all(runs: list, ports: list[int]) -> int:

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tests.train import test_distributed, test_fsdp
-from tests.train.test_distributed import PLAIN, alone, check_equal
+from tests.train import test_fsdp
+from tests.train.launching import PLAIN, alone, check_equal
 from tests.train.test_fsdp import as_one_file_each, free_ports, train_all
 
 from electra.config import override
@@ -14,7 +14,6 @@ from electra.train.validation import validate
 
 pytestmark = pytest.mark.gpu
 several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-launch, processes = test_distributed.launch, test_distributed.processes  # fixtures
 _settings = test_fsdp._settings
 
 
