@@ -48,11 +48,25 @@ class HealthCheck:
         return new
 
 
+MAX_SKIPPED = 10
+"""Steps in a row that may be skipped before the run stops."""
+ADVICE = "Start again with a lower optim.lr (half of it), or a longer optim.warmup."
+
+
 def check_finite(values: dict[str, float], step: int, last_good: str) -> None:
     """Stop a run whose metrics are not finite, before anything of it is saved."""
     broken = [name for name, value in values.items() if not math.isfinite(value)]
     if broken:
         raise UserError(
             f"The run stopped at step {step}: {', '.join(broken)} is not a finite number. "
-            f"{last_good} Start again with a lower optim.lr (half of it), or a longer optim.warmup."
+            f"{last_good} {ADVICE}"
+        )
+
+
+def check_skipped(in_a_row: int, step: int, last_good: str) -> None:
+    """Stop a run that skips one step after the other, or has skipped all of them."""
+    if in_a_row >= min(MAX_SKIPPED, max(step, 1)):
+        raise UserError(
+            f"The run stopped at step {step}: the gradient of the last {in_a_row} "
+            f"step{'s' * (in_a_row > 1)} is not a finite number. {last_good} {ADVICE}"
         )

@@ -17,7 +17,7 @@ from electra.train import checkpoint
 from electra.train.cuda_graph import capture_cuda_graph
 from electra.train.data import rows_at
 from electra.train.distributed import gather_random_states
-from electra.train.health import check_finite
+from electra.train.health import check_finite, check_skipped
 from electra.train.metrics_log import LoggerName, read_metrics
 from electra.train.phases import Phase, extend_positions_, phase_at
 from electra.train.run import Run
@@ -282,7 +282,7 @@ def save_checkpoint(run: Run, metrics: "MetricAccumulator") -> None:
     # The training losses are from before the last update; validation is the first to see its
     # weights.
     with run.ranks.together():
-        check_finite({"held-out loss": state.held_out["loss"]}, state.step, metrics.last_good())
+        check_finite({"held-out loss": state.held_out["loss"]}, state.step, last_good(run))
     loss, length = state.held_out["loss"], run.phase.seq_length
     # Losses on rows of different lengths are not compared.
     comparable = state.best.get("seq_length", length) == length
@@ -297,6 +297,10 @@ def save_checkpoint(run: Run, metrics: "MetricAccumulator") -> None:
 def write_checkpoint(run: Run) -> None:
     """Write a checkpoint of the current step; the first rank does it while the others wait."""
     step = run.step
+    finite = torch.stack([p.detach().isfinite().all() for p in step.objective.parameters()]).all()
+    with run.ranks.together():
+        weights = {"a weight": 0.0 if finite.item() else math.nan}
+        check_finite(weights, run.state.step, last_good(run))
     random = gather_random_states(run.ranks, random_state(step.device))
     with run.ranks.together():
         if run.ranks.first:
@@ -311,6 +315,12 @@ def write_checkpoint(run: Run) -> None:
             )
 
 
+def last_good(run: Run) -> str:
+    """A sentence that names the last checkpoint."""
+    last = checkpoint.checkpoints(run.folder)
+    return f"The last good checkpoint is {last[-1]}." if last else "No checkpoint was written."
+
+
 def update_view(run: Run, **metrics: dict[str, float]) -> None:
     """Update the progress view with `train=` or `held_out=` metrics."""
     s = run.state
@@ -322,8 +332,10 @@ class MetricAccumulator:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.names = (*run.objective.metric_names, "gradient_norm")
+        self.names = (*run.objective.metric_names, "gradient_norm", "skipped_steps")
         self.total = torch.zeros(len(self.names), device=run.step.device)
+        self.in_a_row = torch.zeros((), device=run.step.device)
+        """Steps that were skipped since the last one that was not."""
         self.reset()
 
     def reset(self) -> None:
@@ -334,21 +346,19 @@ class MetricAccumulator:
 
     def add(self, sums: Tensor) -> None:
         self.total += sums
+        self.in_a_row = (self.in_a_row + 1) * sums[-1]
         self.steps += 1
 
     def check(self) -> dict[str, float]:
-        """The sums since the last report; stops the run if they are not finite."""
+        """The sums since the last report; stops the run if they, or its steps, are not finite."""
         ranks, total = self.run.ranks, self.total.clone()
-        ranks.sum_(total[:-1])  # the gradient norm is that of the whole batch already
-        values = dict(zip(self.names, total.tolist(), strict=True))
+        ranks.sum_(total[:-2])  # the last two are those of the whole batch already
+        *numbers, in_a_row = torch.cat([total, self.in_a_row.reshape(1)]).tolist()
+        values = dict(zip(self.names, numbers, strict=True))
         with ranks.together():
-            check_finite(values, self.run.state.step, self.last_good())
+            check_finite(values, self.run.state.step, last_good(self.run))
+            check_skipped(int(in_a_row), self.run.state.step, last_good(self.run))
         return values
-
-    def last_good(self) -> str:
-        """A sentence that names the last checkpoint."""
-        last = checkpoint.checkpoints(self.run.folder)
-        return f"The last good checkpoint is {last[-1]}." if last else "No checkpoint was written."
 
     def report(self, rate: float) -> None:
         """Log and show the metrics since the last report."""
@@ -356,8 +366,14 @@ class MetricAccumulator:
         seconds = time.perf_counter() - self.time_before
         if not self.steps:
             return
+        skipped = int(sums.pop("skipped_steps"))
+        if skipped:
+            self.warn_skipped(skipped)
+        if skipped == self.steps:  # there is nothing to report
+            self.reset()
+            return
         metrics = run.objective.compute_metrics(sums) | {
-            "gradient_norm": sums["gradient_norm"] / self.steps,
+            "gradient_norm": sums["gradient_norm"] / (self.steps - skipped),
             "learning_rate": rate,
             "tokens_per_second": (state.tokens - self.tokens_before) / seconds,
             "peak_share": (run.flops - self.flops_before) / seconds / run.peak_flops,
@@ -373,3 +389,11 @@ class MetricAccumulator:
         )
         update_view(run, train=metrics)
         self.reset()
+
+    def warn_skipped(self, skipped: int) -> None:
+        """Log and print that steps were skipped."""
+        run, step = self.run, self.run.state.step
+        which = f"{skipped} of the last {self.steps} steps" if self.steps > 1 else "The last step"
+        warning = f"{which} had a gradient that is not a finite number, and changed no weights."
+        run.metrics_log.write("event", step, message=warning, skipped_steps=skipped)
+        run.view.print(f"warning: step {step:,}: {warning}", style="yellow")
