@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 
 from electra.errors import UserError
-from electra.files import locked
+from electra.files import TEMPORARY, locked, make_folder, remove_temporary
 
 PROCESS = "process"
 """The file in a run folder that names the process that uses it."""
@@ -21,18 +21,23 @@ def check_out_dir(out: Path, what: str, *marks: str) -> None:
     if file:
         raise UserError(f"'{file}' is a file, and --out must be a folder: choose another.")
     found = {path.name for path in out.iterdir()} - {PROCESS} if out.exists() else set()
+    found = {name for name in found if not name.endswith(TEMPORARY)}  # of a process that was killed
     if found and found.isdisjoint(marks):
         raise UserError(f"{out} is not empty and holds no {what}: choose another --out.")
 
 
 @contextlib.contextmanager
 def lock_run_dir(run: Path) -> Iterator[None]:
-    """Lock the run folder; the lock ends with the process."""
-    run.mkdir(parents=True, exist_ok=True)
+    """Lock the run folder; the lock ends with the process.
+
+    Temporary files that a killed process has left are removed.
+    """
+    make_folder(run)
     note = run / PROCESS
     holder = note.read_text(encoding="utf-8") if note.is_file() else "another process"
     refusal = f"{run} is in use by {holder}: wait for it, stop it, or choose another --out."
     with locked(run, refusal):
+        remove_temporary(run)
         note.write_text(f"process {os.getpid()}", encoding="utf-8")
         yield
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -141,3 +142,15 @@ def test_a_missing_library_names_the_extra(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=rf"pip install 'electra\[{name}\]'"):
         open_logger(name, tmp_path, {})
+
+
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+    log = MetricsLog(tmp_path)
+    log.write("train", 1, loss=1.0)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(UserError, match=r"disk is full: .*metrics\.jsonl.*--resume --out"):
+        log.write("train", 2, loss=1.0)

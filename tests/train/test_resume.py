@@ -316,3 +316,38 @@ def test_a_run_is_resumed_from_anywhere(tiny, with_train, tmp_path, console, mon
     start(config, tmp_path / "run", console)
     monkeypatch.chdir(tmp_path)
     assert resume(tmp_path / "run", console) == 0
+
+
+def test_a_run_that_was_killed_at_its_very_start(tiny, with_train, tmp_path, console):
+    """Before its tokenizer was copied; temporary files of that time vanish."""
+    out = tmp_path / "run"
+    config = with_train(tiny, budget="2steps")
+    out.mkdir()
+    for name in (".tokenizer.12.tmp", "config.yaml.12.tmp"):
+        (out / name).touch()
+    start(config, out, console)  # not even the configuration was written
+    assert not list(out.glob("*.tmp"))
+    shutil.rmtree(out / "tokenizer")
+    shutil.rmtree(out / "checkpoints")
+    (out / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match="already holds a run: add --resume"):
+        start(config, out, console)
+    assert resume(out, console) == 0
+
+
+def test_a_run_that_begins_while_another_one_is_checked(tiny, tmp_path, console, monkeypatch):
+    """Two processes start in one folder; the second finds a run once it has the lock."""
+    from electra.train import pretrain
+
+    out = tmp_path / "run"
+    resolve = pretrain.resolve_data
+
+    def slow(config):
+        out.mkdir()
+        (out / "config.yaml").write_text("of the other process")
+        return resolve(config)
+
+    monkeypatch.setattr(pretrain, "resolve_data", slow)
+    with pytest.raises(UserError, match="already holds a run"):
+        start(tiny, out, console)
+    assert (out / "config.yaml").read_text() == "of the other process"

@@ -15,7 +15,6 @@ RUN/checkpoints/step-00001000/
 import contextlib
 import dataclasses
 import json
-import os
 import shlex
 import shutil
 from collections.abc import Collection, Iterator
@@ -30,7 +29,7 @@ from torch import Tensor
 
 from electra.device import set_random_state
 from electra.errors import UserError
-from electra.files import is_disk_full
+from electra.files import is_disk_full, make_folder, sync, sync_tree
 from electra.hub.electric import mark_electric
 from electra.hub.folders import export, save_tensors
 from electra.models.encoder import current_parameter_name
@@ -96,7 +95,7 @@ def save(
         return final
     partial = final.with_name(f".{final.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    make_folder(partial)
     try:
         parameters: dict[str, Tensor] = dict(objective.named_parameters())
         save_tensors(partial / "model.safetensors", parameters | _buffers(objective))
@@ -109,9 +108,9 @@ def save(
         shutil.copyfile(run / "config.yaml", partial / "config.yaml")
         text = json.dumps(dataclasses.asdict(state), indent=2)
         (partial / "state.json").write_text(text + "\n", encoding="utf-8")
-        _sync_tree(partial)
+        sync_tree(partial)
         partial.rename(final)
-        _sync(final.parent)
+        sync(final.parent)
     except BaseException as error:  # interruptions too: leave nothing half-written
         shutil.rmtree(partial, ignore_errors=True)
         if is_disk_full(error):
@@ -250,20 +249,3 @@ def _readable(checkpoint: Path) -> Iterator[None]:
             f"The checkpoint {checkpoint} cannot be read ({error}); delete that folder to "
             "resume from the one before it."
         ) from None
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    """Flush to disk, so that a power cut after the rename loses nothing."""
-    if os.name == "nt":  # no handle on a folder there, and files are flushed on close
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

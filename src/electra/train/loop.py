@@ -304,6 +304,7 @@ def write_checkpoint(run: Run) -> None:
     random = gather_random_states(run.ranks, random_state(step.device))
     with run.ranks.together():
         if run.ranks.first:
+            run.metrics_log.sync()
             checkpoint.save(
                 run.folder,
                 run.state,

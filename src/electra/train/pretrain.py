@@ -58,9 +58,15 @@ from electra.train.loop import run_validation, train, try_phases
 from electra.train.metrics_log import MetricsLog, open_logger, read_metrics
 from electra.train.phases import Phase, extend_positions_
 from electra.train.progress_view import ProgressView
-from electra.train.restore import load_latest, share_state
+from electra.train.restore import copy_tokenizer, load_latest, share_state
 from electra.train.run import Run
-from electra.train.run_config import check_same, check_unedited, read_run_config, save_config
+from electra.train.run_config import (
+    check_no_run,
+    check_same,
+    check_unedited,
+    read_run_config,
+    save_config,
+)
 from electra.train.scoring import MakeScorer, Scorer, describe_best, prepare_scoring
 from electra.train.settings import PretrainConfig
 from electra.train.step import Step
@@ -86,10 +92,7 @@ def start(
     check_launched(ranks)
     console = console_of(ranks, console)
     with ranks.together():
-        if (out / "config.yaml").exists() or checkpoint.checkpoints(out):
-            raise UserError(
-                f"{out} already holds a run: add --resume to continue it, or choose another --out."
-            )
+        check_no_run(out)
         check_out_dir(out, "run")
         check_unused(config, given)
         if config.init_from.model:
@@ -99,11 +102,14 @@ def start(
         config = replace(config, data=replace(config.data, folder=folder))
         config, scorer = prepare_scoring(config, shards.tokenizer, make_scorer)
     with locked_by_first(ranks, out):
+        with ranks.together():
+            if ranks.first:
+                check_no_run(out)  # again: another process may have started one until now
         try:
             with ranks.together():
                 if ranks.first:
-                    shutil.copytree(shards.tokenizer, out / "tokenizer")
-                    save_config(config, out)
+                    save_config(config, out)  # first: from here on the folder can be resumed
+                    copy_tokenizer(shards, out)
             if config.init_from.model:
                 for line in describe_init(config, row_workloads(config), budget_steps(config)):
                     console.print(line, soft_wrap=True, markup=False)
@@ -202,6 +208,10 @@ def resume(
     with locked_by_first(ranks, out):
         with ranks.together():
             shards = open_data(config.data, config.model.max_positions)
+            started = (out / "tokenizer").exists() or checkpoint.checkpoints(out)
+            if ranks.first and not started:  # the run was killed at its very start
+                copy_tokenizer(shards, out)
+        with ranks.together():
             if shards.fingerprint != fingerprint(load_tokenizer(out / "tokenizer")):
                 raise UserError(
                     f"{shards.folder} was prepared with another tokenizer than the run {out}: give "

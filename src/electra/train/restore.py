@@ -1,11 +1,13 @@
 """The state that a run begins with: that of its latest checkpoint, on all ranks."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from electra.errors import UserError
+from electra.files import new_folder
 from electra.models.frequency_generator import FrequencyGenerator
 from electra.objectives.objective import Objective
 from electra.text.shards import Shards
@@ -15,6 +17,12 @@ from electra.train.data import data_digest
 from electra.train.distributed import set_rank_random_state
 from electra.train.step import Step
 from electra.train.validation import token_counts
+
+
+def copy_tokenizer(shards: Shards, out: Path) -> None:
+    """Copy the tokenizer of the shards into a run folder, completely or not at all."""
+    with new_folder(out / "tokenizer") as staging:
+        shutil.copytree(shards.tokenizer, staging, dirs_exist_ok=True)
 
 
 def load_latest(out: Path, step: Step, shards: Mapping[int, Shards]) -> TrainState:
