@@ -1,8 +1,10 @@
 """The run folder, locked by one process at a time, and signals that stop a run."""
 
 import contextlib
+import math
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -12,6 +14,9 @@ from electra.files import TEMPORARY, locked, make_folder, remove_temporary
 
 PROCESS = "process"
 """The file in a run folder that names the process that uses it."""
+
+SAME_STOP = 1.0
+"""Signals that follow each other within so many seconds ask for the same stop."""
 
 
 def check_out_dir(out: Path, what: str, *marks: str) -> None:
@@ -45,13 +50,16 @@ def lock_run_dir(run: Path) -> Iterator[None]:
 class GracefulStop:
     """On SIGTERM, Ctrl-C or a closed terminal, sets `signal`; the loop then saves and stops.
 
-    A second signal aborts, unless `patient`: a cluster sends the same signal to a launcher and to
-    its processes, and the launcher passes it on.
+    A second Ctrl-C aborts, unless `patient`: a cluster sends the same signal to a launcher and to
+    its processes, and the launcher passes it on. Other signals do not, nor does one that follows
+    another within a second: nobody is impatient so soon.
     """
 
     def __init__(self, *, patient: bool = False) -> None:
         self.patient = patient
         self.signal: signal.Signals | None = None
+        self.last = -math.inf
+        """When the last signal came."""
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "GracefulStop":
@@ -68,8 +76,8 @@ class GracefulStop:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if self.signal is not None:
-            if self.patient:
-                return
+        pause, self.last = time.monotonic() - self.last, time.monotonic()
+        if self.signal is None:
+            self.signal = signal.Signals(number)
+        elif number == signal.SIGINT and pause > SAME_STOP and not self.patient:
             raise KeyboardInterrupt
-        self.signal = signal.Signals(number)

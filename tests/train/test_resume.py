@@ -133,13 +133,21 @@ def test_the_average_of_the_weights_resumes(tiny, with_train, tmp_path, console)
     same_files(tmp_path / "straight", tmp_path / "again")
 
 
-def test_a_second_signal_aborts_and_the_handlers_come_back():
+def test_a_second_ctrl_c_aborts_and_the_handlers_come_back(monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with GracefulStop() as stop:
         signal.raise_signal(signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):  # one storm
+            now[0] += 0.9
+            signal.raise_signal(number)
+        now[0] += 60
+        signal.raise_signal(signal.SIGTERM)  # of a cluster, which kills those that do not stop
         assert stop.signal == signal.SIGTERM
+        now[0] += 1.1
         with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
