@@ -18,6 +18,7 @@ from electra.train.cuda_graph import capture_cuda_graph
 from electra.train.data import rows_at
 from electra.train.distributed import gather_random_states
 from electra.train.health import check_finite, check_skipped
+from electra.train.memory import advise_at_start
 from electra.train.metrics_log import LoggerName, read_metrics
 from electra.train.phases import Phase, extend_positions_, phase_at
 from electra.train.run import Run
@@ -217,7 +218,7 @@ def dry_run(run: Run, rows: Tensor) -> None:
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         text = f"{error} {error.__context__}".lower()  # a failed capture hides the cause
         if not isinstance(error, RuntimeError) or "memory" in text or "alloc" in text:
-            raise UserError(_out_of_memory(run)) from None
+            raise UserError(advise_at_start(run)) from None
         raise
     except Exception as error:
         if type(error).__module__.split(".")[0] != "triton":  # which may not be installed
@@ -230,23 +231,6 @@ def dry_run(run: Run, rows: Tensor) -> None:
     finally:
         step.optimizer.zero_grad()
         set_random_state(before)
-
-
-def _out_of_memory(run: Run) -> str:
-    rows = run.step.micro_batch
-    if rows == 1:
-        return (
-            "Not even one row fits into the memory of this device: use a smaller model or shorter "
-            "rows, or set train.activation_checkpointing=true."
-        )
-    batch = math.gcd(*(phase.batch_size for phase in run.phases)) // run.ranks.size
-    parts = [n for n in range(2 * run.loop.grad_accumulation, batch + 1) if batch % n == 0]
-    more = f"set train.grad_accumulation={parts[0]} (same result, smaller micro-batches), or "
-    length = f" of {run.phase.seq_length} tokens" if len(run.phases) > 1 else ""
-    return (
-        f"A batch of {rows} rows{length} does not fit into the memory of this device: "
-        f"{more if parts else ''}use a smaller data.batch_size or model."
-    )
 
 
 def run_validation(run: Run) -> None:

@@ -55,6 +55,7 @@ from electra.train.init_from import (
     trained_positions,
 )
 from electra.train.loop import run_validation, train, try_phases
+from electra.train.memory import explain_out_of_memory
 from electra.train.metrics_log import MetricsLog, open_logger, read_metrics
 from electra.train.phases import Phase, extend_positions_
 from electra.train.progress_view import ProgressView
@@ -261,7 +262,8 @@ def run_loop(
             run.view.print(describe_cuda(ranks, config.train.cuda_graph))
         if scorer is not None:
             run.view.print(scorer.description)
-        stopped = train(run, stop)
+        with explain_out_of_memory(run):
+            stopped = train(run, stop)
     if temporary:
         return 0 if stopped is None else 128 + stopped
     last = checkpoint.checkpoints(out) if ranks.first else []
