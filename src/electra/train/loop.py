@@ -285,6 +285,8 @@ def write_checkpoint(run: Run) -> None:
     with run.ranks.together():
         weights = {"a weight": 0.0 if finite.item() else math.nan}
         check_finite(weights, run.state.step, last_good(run))
+        for shards in run.shards.values():
+            shards.check_unchanged(last_good(run))
     random = gather_random_states(run.ranks, random_state(step.device))
     with run.ranks.together():
         if run.ranks.first:
