@@ -60,6 +60,8 @@ class TrainState:
     """Held-out metrics at this step, if validated."""
     best: dict[str, float] = field(default_factory=dict)
     """Step, held-out loss and sequence length of the best checkpoint."""
+    unreported: dict[str, float] = field(default_factory=dict)
+    """Sums of metrics since the last report, and the number of `steps`."""
 
     def __post_init__(self) -> None:
         # JSON has no numbers as keys; checkpoints of earlier versions have one length.

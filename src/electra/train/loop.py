@@ -323,10 +323,17 @@ class MetricAccumulator:
         self.total = torch.zeros(len(self.names), device=run.step.device)
         self.in_a_row = torch.zeros((), device=run.step.device)
         """Steps that were skipped since the last one that was not."""
+        earlier = dict(run.state.unreported)
         self.reset()
+        if earlier:  # the run was stopped between two reports
+            self.steps = int(earlier.pop("steps"))
+            self.total += torch.tensor([*earlier.values()], device=self.total.device)
+            if not run.ranks.first:
+                self.total[:-2] = 0.0  # the sums are those of all ranks
 
     def reset(self) -> None:
         self.total.zero_()
+        self.run.state.unreported = {}
         self.steps, self.tokens_before = 0, self.run.state.tokens
         self.flops_before = self.run.flops
         self.time_before = time.perf_counter()
@@ -342,6 +349,8 @@ class MetricAccumulator:
         ranks.sum_(total[:-2])  # the last two are those of the whole batch already
         *numbers, in_a_row = torch.cat([total, self.in_a_row.reshape(1)]).tolist()
         values = dict(zip(self.names, numbers, strict=True))
+        if self.steps:
+            self.run.state.unreported = {**values, "steps": self.steps}
         with ranks.together():
             check_finite(values, self.run.state.step, last_good(self.run))
             check_skipped(int(in_a_row), self.run.state.step, last_good(self.run))
