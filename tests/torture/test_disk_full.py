@@ -18,7 +18,7 @@ def test_full_at_each_write(name, jobs, undisturbed, tmp_path, dice, many, survi
     job, (_, wanted) = jobs[name], undisturbed(name)
     assert job.run(tmp_path / "counted" / "out", count, tmp_path / "counted", tmp_path / "n") == 0
     operations = range(1, int((tmp_path / "n").read_text()) + 1)
-    for at in sorted(dice.sample(operations, min(len(operations), many(5, 60)))):
+    for at in sorted(dice.sample(operations, min(len(operations), many(2, 60)))):
         out = tmp_path / str(at) / "out"
         code = job.run(out, interfere, out.parent, at, disk_full)
         if code:  # at the deletion of a file nothing is written
@@ -40,7 +40,7 @@ def test_a_disk_that_is_really_small(name, jobs, undisturbed, tmp_path, many, su
     if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("needs the right to mount a small disk")
     try:
-        out, tries = disk / "out", many(3, 12)
+        out, tries = disk / "out", many(2, 12)
         for number in range(tries):
             room = f"remount,size={20 + size * number // tries}k"
             subprocess.run(["mount", "-o", room, str(disk)], check=True)

