@@ -42,8 +42,8 @@ def test_a_disk_that_is_really_small(name, jobs, undisturbed, tmp_path, many, su
     try:
         out, tries = disk / "out", many(2, 12)
         for number in range(tries):
-            room = f"remount,size={20 + size * number // tries}k"
-            subprocess.run(["mount", "-o", room, str(disk)], check=True)
+            space = f"remount,size={20 + size * number // tries}k"
+            subprocess.run(["mount", "-o", space, str(disk)], check=True)
             code = job.run(out)
             if code == 0:
                 break
