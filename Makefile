@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: demo test test-gpu check docs format fuzz lock audit clean
+.PHONY: demo test test-gpu torture check docs format fuzz lock audit clean
 
 FUZZ_SECONDS ?= 30
 FUZZ_TARGETS ?= $$($(BIN)/python -m tests.fuzz.run_atheris --list)
@@ -17,6 +17,9 @@ test: check  ## all tests; those that need a GPU or minutes are skipped visibly
 test-gpu: .venv/dev-installed  ## the complete suite of GPU tests, on a machine with a CUDA device
 	$(BIN)/pytest -n 6 tests/kernels; kernels=$$?; \
 	$(BIN)/pytest -n 6 -m gpu --ignore tests/kernels && exit $$kernels
+
+torture: .venv/dev-installed  ## the long form of tests/torture: faults at many random moments
+	$(BIN)/pytest -n auto --torture tests/torture
 
 check: .venv/dev-installed  ## format, lint and types
 	$(BIN)/ruff format --check

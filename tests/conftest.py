@@ -29,6 +29,7 @@ from electra.train.settings import PretrainConfig
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+    parser.addoption("--torture", action="store_true", help="the long form of tests/torture")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,6 +50,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(no_gpu)
         if "slow" in item.keywords and not config.getoption("--slow"):
             item.add_marker(too_slow)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how many faults the tests of tests/torture have survived."""
+    passed = terminalreporter.stats.get("passed", [])
+    if faults := sum(report.user_properties.count(("fault survived", 1)) for report in passed):
+        terminalreporter.write_line(f"Faults survived: {faults}")
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,12 @@
 """Files are written whole or not at all."""
 
+import os
 import shutil
 
 import pytest
 from safetensors import SafetensorError
 
-from electra.files import is_disk_full, new_folder, write_atomic
+from electra.files import is_disk_full, locked, new_folder, write_atomic
 
 
 def test_broken_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -43,3 +44,34 @@ def test_a_new_folder_appears_whole_or_not_at_all(tmp_path):
         raise ValueError("late")
     assert (final / "x").read_bytes() == b"new"
     assert list(final.parent.iterdir()) == [final]
+
+
+def abandoned(path, name):
+    """A folder that a killed process has left."""
+    left = path.with_name(name)
+    left.mkdir(parents=True)
+    (left / "x").write_bytes(b"left")
+    return left
+
+
+def test_a_new_folder_removes_those_that_killed_processes_have_left(tmp_path):
+    final = tmp_path / "model"
+    for name in (".model.12.tmp", "..model.12.tmp.12.tmp", f".model.{os.getpid()}.tmp"):
+        abandoned(final, name)
+    others = [abandoned(final, name) for name in (".models.1.tmp", ".model.tmp", "model.1.tmp")]
+    in_use = abandoned(final, ".model.13.tmp")
+    with locked(in_use, "no"), new_folder(final) as staging:
+        (staging / "x").write_bytes(b"new")
+    assert (final / "x").read_bytes() == b"new"
+    assert {*tmp_path.iterdir()} == {final, in_use, *others}
+
+
+def test_a_folder_that_was_being_replaced_comes_back(tmp_path):
+    """Its process was killed between the two renames."""
+    final = tmp_path / "model"
+    abandoned(final, ".model.12.tmp")
+    abandoned(final, ".model.12.tmp.old")
+    with pytest.raises(ValueError, match="late"), new_folder(final):
+        raise ValueError("late")
+    assert (final / "x").read_bytes() == b"left"
+    assert [*tmp_path.iterdir()] == [final]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from electra.errors import UserError
 
-TEMPORARY = ".tmp"
+TEMPORARY, REPLACED = ".tmp", ".old"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -22,7 +22,10 @@ def file_sha256(path: Path) -> str:
 
 
 def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file completely or not at all, even if the power fails."""
+    """Write a file completely or not at all, even if the power fails.
+
+    What is written later is not on the disk before this file is.
+    """
     # The process id separates two writers of one file.
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
     try:
@@ -32,10 +35,37 @@ def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync(path.parent)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk: a power cut cannot undo it."""
+    if os.name == "nt":  # no handle on a folder there, and files are flushed on close
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder, and those above it, unless they exist; a power cut cannot undo it."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync(folder.parent)
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush everything below a folder to the disk."""
+    for path in folder.rglob("*"):
+        sync(path)
+    sync(folder)
 
 
 @contextmanager
@@ -45,11 +75,10 @@ def new_folder(path: Path) -> Iterator[Path]:
     A folder that is there already is replaced.
     """
     path = path.absolute()  # "." has no name
-    staging = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
-    old = staging.with_name(f"{staging.name}.old")
-    try:
-        staging.mkdir(parents=True)
+    with staging_folder(path) as staging:
+        old = staging.with_name(f"{staging.name}{REPLACED}")
         yield staging
+        sync_tree(staging)
         if path.exists():
             path.rename(old)
         try:
@@ -58,28 +87,67 @@ def new_folder(path: Path) -> Iterator[Path]:
             if old.exists():
                 old.rename(path)
             raise
+        sync(path.parent)
         shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def staging_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`, and remove those that killed processes have left."""
+    staging = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    make_folder(path.parent)
+    remove_abandoned(path)
+    try:
+        staging.mkdir()
+        with locked(staging, f"{staging} is in use."):  # so that others know that it is not left
+            yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def remove_abandoned(path: Path) -> None:
+    """Remove the temporary folders for `path` whose processes were killed."""
+    # A temporary folder may itself have been the path of another
+    ours = re.compile(rf"\.+{re.escape(path.name)}(\.\d+{TEMPORARY})+({REPLACED})?")
+    for left in [each for each in path.parent.iterdir() if ours.fullmatch(each.name)]:
+        with suppress(UserError, OSError), locked(left, f"{left} is in use.") as alone:
+            if alone and left.name.endswith(REPLACED) and not path.exists():
+                left.rename(path)  # killed before the new one had its place
+            elif alone:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove what killed processes have left in a folder that no other process writes to."""
+    for path in folder.glob("*" + TEMPORARY):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
+
+
 @contextmanager
-def locked(folder: Path, refusal: str) -> Iterator[None]:
-    """Lock a folder against other processes; the lock ends with the process."""
+def locked(folder: Path, refusal: str) -> Iterator[bool]:
+    """Lock a folder against other processes; the lock ends with the process.
+
+    Yields whether it is locked: not every system can.
+    """
     try:
         import fcntl
     except ImportError:  # Windows has no such lock
-        yield
+        yield False
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
+        alone = True
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(refusal) from None
         except OSError:
-            pass  # a file system without locks
-        yield
+            alone = False  # a file system without locks
+        yield alone
     finally:
         os.close(handle)
 

@@ -175,7 +175,7 @@ FORMS = {
     ),
     "electra.optim.adam:PaperAdam.step": (
         "optim/fused_adam.py",
-        "2b9afaa6d71141d5",
+        "7bfaa34613db4232",
     ),
     "electra.optim.adam:PaperAdam.clip_scales": (
         "optim/fused_adam.py",
@@ -187,7 +187,7 @@ FORMS = {
     ),
     "electra.optim.adam:foreach_update": (
         "optim/fused_adam.py",
-        "f4a959bf7171482f",
+        "19af229d4afc730c",
     ),
 }
 """Function: its fused form, and the digest of its source."""

@@ -136,6 +136,36 @@ def test_lr_0_keeps_the_weights_and_no_gradient_keeps_the_moments():
     assert set(optimizer.moments(params["vector"])) == {"mean", "square"}
 
 
+@pytest.mark.parametrize("update", [adam.fused_update, adam.foreach_update])
+@pytest.mark.parametrize("clip_by", ["joint", "network"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_gradient_whose_norm_is_not_finite_changes_nothing(update, clip_by, value, monkeypatch):
+    """Neither weights nor moments, of any network; the next step is taken."""
+    monkeypatch.setattr(adam, "fused_update", update)
+    params = pair()
+    named = groups(params)
+    named[1]["network"] = "generator"
+    optimizer = PaperAdam(named, clip=1.0, clip_by=clip_by)
+    for p in params.values():
+        p.grad = torch.ones_like(p)
+    optimizer.step(1e-2)
+
+    def held() -> list[torch.Tensor]:
+        moments = [m for p in params.values() for m in optimizer.moments(p).values()]
+        return [t.detach().clone() for t in (*params.values(), *moments)]
+
+    before = held()
+    for p in params.values():
+        p.grad = torch.ones_like(p)
+    params["matrix"].grad[0, 0] = value
+    assert not optimizer.step(1e-2).isfinite()
+    assert all(torch.equal(a, b) for a, b in zip(before, held(), strict=True))
+    for p in params.values():
+        p.grad = torch.ones_like(p)
+    assert optimizer.step(1e-2).isfinite()
+    assert not any(torch.equal(a, b) for a, b in zip(before, held(), strict=True))
+
+
 @pytest.mark.parametrize("share", ["none", "embeddings", "all"])
 def test_each_parameter_is_in_exactly_one_group(share):
     model = EncoderConfig(layers=2, hidden=32, embedding=16, vocab_size=50)

@@ -1,6 +1,7 @@
 """Shards on disk: opening, gathering, and detecting damage."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from electra.errors import UserError
 from electra.text import readers
 from electra.text.prepare import prepare
-from electra.text.shards import Shards
+from electra.text.shards import Shards, map_file
 
 
 @pytest.fixture(scope="module")
@@ -154,3 +155,38 @@ def test_an_index_that_is_nested_too_deeply_is_refused(copy):
     (copy / "index.json").write_text("[" * 10_000)
     with pytest.raises(UserError, match="is damaged"):
         Shards.open(copy)
+
+
+def test_a_shard_that_changes_after_it_was_opened(copy):
+    shards = Shards.open(copy)
+    path = copy / shards.shards[0].file
+    content = path.read_bytes()
+    shards.check_unchanged("")
+    os.utime(path, (1, 1))
+    shards.check_unchanged("")  # the same rows
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match=rf"{path.name}' was changed.*The last one\. Restore"):
+        shards.check_unchanged("The last one.")
+    path.write_bytes(content)
+    shards.check_unchanged("")
+    path.unlink()
+    shards.check_unchanged("")  # what is mapped stays
+
+
+def test_a_shard_that_becomes_shorter_or_vanishes_while_it_is_read(copy):
+    """Without the check, reading it would end the process by SIGBUS."""
+    shards = Shards.open(copy)
+    path = copy / shards.shards[0].file
+    rows = np.arange(shards.rows("train"))
+    before = shards.gather("train", rows)
+    content = path.read_bytes()
+    os.truncate(path, 10)
+    with pytest.raises(UserError, match=rf"{path.name}' was cut short"):
+        shards.gather("train", rows)
+    with path.open("r+b") as file:
+        file.write(content)
+    assert np.array_equal(shards.gather("train", rows), before)
+    map_file.cache_clear()
+    path.unlink()
+    with pytest.raises(UserError, match=rf"{path.name}' is missing"):
+        shards.gather("train", rows)

@@ -237,7 +237,7 @@ def test_non_finite_metrics_stop_the_run_and_are_never_saved(
     broken_at(15, monkeypatch)
     out = tmp_path / "run"
     with pytest.raises(
-        UserError, match=r"step 20: .*detection_loss.*not a finite.*step-00000010.*lr"
+        UserError, match=r"step 20: held-out loss is not a finite.*step-00000010.*lr"
     ):
         start(config, out, console)
     assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-00000010"]
@@ -251,9 +251,10 @@ def test_non_finite_metrics_stop_the_run_and_are_never_saved(
 def test_non_finite_metrics_stop_the_run_at_the_next_report(
     tiny, with_train, tmp_path, console, monkeypatch
 ):
+    config = with_train(tiny, budget="40steps", validate_every=100, checkpoint_every=100)
     broken_at(3, monkeypatch)
-    with pytest.raises(UserError, match=r"stopped at step 5.*No checkpoint was written"):
-        start(tiny, tmp_path / "run", console)
+    with pytest.raises(UserError, match=r"step 15: .* last 13 steps .*No checkpoint was written"):
+        start(config, tmp_path / "run", console)
 
 
 def test_non_finite_metrics_are_not_saved_on_a_signal(tiny, tmp_path, console, monkeypatch):
@@ -266,8 +267,70 @@ def test_non_finite_metrics_are_not_saved_on_a_signal(tiny, tmp_path, console, m
         return original(*given)
 
     monkeypatch.setattr(Step, "__call__", last)
-    with pytest.raises(UserError, match=r"stopped at step 3.*No checkpoint was written"):
+    with pytest.raises(UserError, match=r"step 3: a weight is not.*No checkpoint was written"):
         start(tiny, tmp_path / "run", console)
+
+
+def spoil_gradients(steps: range, monkeypatch, value=math.nan) -> list:
+    """Let a gradient be NaN in these steps; returns the weights before and after each step."""
+    sum_gradients, call = Step.sum_gradients, Step.__call__
+    count, seen = iter(range(1, 1000)), []
+
+    def spoiled(self):
+        sum_gradients(self)
+        if next(count) in steps:
+            next(iter(self.objective.discriminator.parameters())).grad[0, 0] = value
+
+    def weights(self) -> torch.Tensor:
+        moments = [self.optimizer.moments(p).values() for p in self.objective.parameters()]
+        held = [*self.objective.parameters(), *(m for each in moments for m in each)]
+        return torch.cat([t.detach().flatten() for t in held])
+
+    def watched(self, *given):
+        before = weights(self)
+        sums = call(self, *given)
+        seen.append((before, weights(self)))
+        return sums
+
+    monkeypatch.setattr(Step, "sum_gradients", spoiled)
+    monkeypatch.setattr(Step, "__call__", watched)
+    return seen
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_step_with_a_gradient_that_is_not_finite_is_skipped_and_counted(
+    value, tiny, tmp_path, console, monkeypatch
+):
+    seen = spoil_gradients(range(7, 9), monkeypatch, value)
+    assert start(tiny, tmp_path / "run", console) == 0
+    for number, (before, after) in enumerate(seen, 1):
+        assert torch.equal(before, after) == (number in (7, 8))
+        assert after.isfinite().all()
+    lines = read_metrics(tmp_path / "run")
+    (event,) = [line for line in lines if "skipped_steps" in line]
+    assert (event["step"], event["skipped_steps"]) == (10, 2)
+    assert "2 of the last 5 steps" in event["message"]
+    assert "warning: step 10: 2 of the last 5 steps" in console.file.getvalue()
+    reports = [line for line in lines if line["kind"] == "train"]
+    assert all(math.isfinite(line[name]) for line in reports for name in ("loss", "gradient_norm"))
+
+
+def test_a_report_without_a_step_that_was_taken(tiny, with_train, tmp_path, console, monkeypatch):
+    spoil_gradients(range(3, 4), monkeypatch)
+    start(with_train(tiny, report_every=1), tmp_path / "run", console)
+    reported = [line["step"] for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
+    assert reported == [n for n in range(1, 21) if n != 3]
+    assert "The last step had a gradient" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(("first", "stopped"), [(1, "step 5: .* last 5 steps"), (4, "step 15")])
+def test_a_run_that_skips_step_after_step_stops(
+    first, stopped, tiny, with_train, tmp_path, console, monkeypatch
+):
+    config = with_train(tiny, budget="40steps", checkpoint_every=100, validate_every=100)
+    spoil_gradients(range(first, 99), monkeypatch)
+    with pytest.raises(UserError, match=rf"{stopped}.*not a finite number.*optim\.lr"):
+        start(config, tmp_path / "run", console)
 
 
 def test_an_update_that_breaks_the_weights_is_not_saved(tiny, with_train, tmp_path, console):

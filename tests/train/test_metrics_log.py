@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -162,3 +163,15 @@ def test_lines_that_no_run_writes_are_refused(line, tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(UserError, match="which no run writes"):
         read_metrics(tmp_path)
+
+
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+    log = MetricsLog(tmp_path)
+    log.write("train", 1, loss=1.0)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(UserError, match=r"disk is full: .*metrics\.jsonl.*--resume --out"):
+        log.write("train", 2, loss=1.0)

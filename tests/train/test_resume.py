@@ -133,13 +133,21 @@ def test_the_average_of_the_weights_resumes(tiny, with_train, tmp_path, console)
     same_files(tmp_path / "straight", tmp_path / "again")
 
 
-def test_a_second_signal_aborts_and_the_handlers_come_back():
+def test_a_second_ctrl_c_aborts_and_the_handlers_come_back(monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with GracefulStop() as stop:
         signal.raise_signal(signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):  # one storm
+            now[0] += 0.9
+            signal.raise_signal(number)
+        now[0] += 60
+        signal.raise_signal(signal.SIGTERM)  # of a cluster, which kills those that do not stop
         assert stop.signal == signal.SIGTERM
+        now[0] += 1.1
         with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -316,3 +324,38 @@ def test_a_run_is_resumed_from_anywhere(tiny, with_train, tmp_path, console, mon
     start(config, tmp_path / "run", console)
     monkeypatch.chdir(tmp_path)
     assert resume(tmp_path / "run", console) == 0
+
+
+def test_a_run_that_was_killed_at_its_very_start(tiny, with_train, tmp_path, console):
+    """Before its tokenizer was copied; temporary files of that time vanish."""
+    out = tmp_path / "run"
+    config = with_train(tiny, budget="2steps")
+    out.mkdir()
+    for name in (".tokenizer.12.tmp", "config.yaml.12.tmp"):
+        (out / name).touch()
+    start(config, out, console)  # not even the configuration was written
+    assert not list(out.glob("*.tmp"))
+    shutil.rmtree(out / "tokenizer")
+    shutil.rmtree(out / "checkpoints")
+    (out / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match="already holds a run: add --resume"):
+        start(config, out, console)
+    assert resume(out, console) == 0
+
+
+def test_a_run_that_begins_while_another_one_is_checked(tiny, tmp_path, console, monkeypatch):
+    """Two processes start in one folder; the second finds a run once it has the lock."""
+    from electra.train import pretrain
+
+    out = tmp_path / "run"
+    resolve = pretrain.resolve_data
+
+    def slow(config):
+        out.mkdir()
+        (out / "config.yaml").write_text("of the other process")
+        return resolve(config)
+
+    monkeypatch.setattr(pretrain, "resolve_data", slow)
+    with pytest.raises(UserError, match="already holds a run"):
+        start(tiny, out, console)
+    assert (out / "config.yaml").read_text() == "of the other process"

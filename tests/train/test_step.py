@@ -11,11 +11,12 @@ from electra.config import override
 def test_a_step_returns_the_metric_sums_and_the_gradient_norm(tiny, make_step):
     step, (rows, *_) = make_step(tiny)
     sums = step(rows, 1e-3)
-    assert sums.shape == (len(step.objective.metric_names) + 1,)
+    assert sums.shape == (len(step.objective.metric_names) + 2,)
     assert not sums.requires_grad
     tokens = step.objective.metric_names.index("tokens")
     assert sums[tokens].item() == int(rows[:, -1].sum())
-    assert sums[-1].item() > 0
+    assert sums[-2].item() > 0
+    assert sums[-1].item() == 0  # it was not skipped
     assert all(p.grad is None for p in step.objective.parameters())
 
 
@@ -78,5 +79,5 @@ def test_one_clip_over_both_networks(tiny, make_step):
     clipped = sum((mean.double() / 0.1).square().sum() for mean in means)
     norm = sum(squares).sqrt().item()
     assert norm > 1  # so that there is something to clip
-    assert sums[-1].item() == pytest.approx(norm, rel=1e-4)
+    assert sums[-2].item() == pytest.approx(norm, rel=1e-4)
     assert clipped.sqrt().item() == pytest.approx(1.0, rel=1e-3)

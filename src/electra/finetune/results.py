@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError
+from electra.files import sync
 from electra.jsonl import read_jsonl, to_json
 from electra.tasks.examples import Task
 
@@ -23,12 +24,15 @@ def read_results(out: Path, name: str = RESULTS) -> list[Result]:
 def add_result(out: Path, result: Result, name: str = RESULTS) -> None:
     """Append one line; it is on the disk when this returns."""
     path = out / name
+    created = not path.exists()
     # A crash may have left half a line: start a new one.
     torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
     with path.open("a", encoding="utf-8") as file:
         file.write(("\n" if torn else "") + to_json(result) + "\n")
         file.flush()
         os.fsync(file.fileno())
+    if created:
+        sync(out)
 
 
 def check_same(

@@ -1,7 +1,6 @@
 """One task, ready to train: tokenized once, then trained, scored and saved seed by seed."""
 
 import copy
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from tokenizers import Tokenizer
 
 from electra import __version__
 from electra.device import choose_precision, device_name
-from electra.files import write_atomic
+from electra.files import make_folder, new_folder, remove_temporary, write_atomic
 from electra.finetune.fit import ProgressFn, count_steps, fit
 from electra.finetune.infer import infer
 from electra.finetune.kinds import KINDS, make_kind
@@ -179,9 +178,10 @@ class TaskRun:
     def save(self, out: Path, trained: TrainedSeed) -> None:
         """Write the predictions, the model if it is the best so far, and last the result."""
         result, seed = trained.result, trained.result["seed"]
+        folder = out / "predictions" / f"seed-{seed}"
+        make_folder(folder)
+        remove_temporary(folder)
         for split, lines in trained.records.items():
-            folder = out / "predictions" / f"seed-{seed}"
-            folder.mkdir(parents=True, exist_ok=True)
             text = "".join(to_json(line) + "\n" for line in lines)
             write_atomic(folder / f"{split}.jsonl", text.encode())
         best = max([*read_results(out), result], key=rank)  # the first of equals
@@ -195,17 +195,14 @@ class TaskRun:
 
     def save_model(self, network: TaskModel, card: TaskCard, folder: Path) -> None:
         """Replace the model folder, completely or not at all."""
-        new = folder.with_name(".model.tmp")
-        shutil.rmtree(new, ignore_errors=True)
-        save_task_model(network, new, card, self.pretrained.vocab.pad)
-        save_tokenizer(
-            self.pretrained.tokenizer,
-            new,
-            max_length=self.pretrained.encoder.config.max_positions,
-            names=special_names(self.pretrained.folder),
-        )
-        shutil.rmtree(folder, ignore_errors=True)
-        new.rename(folder)
+        with new_folder(folder) as staging:
+            save_task_model(network, staging, card, self.pretrained.vocab.pad)
+            save_tokenizer(
+                self.pretrained.tokenizer,
+                staging,
+                max_length=self.pretrained.encoder.config.max_positions,
+                names=special_names(self.pretrained.folder),
+            )
 
 
 def make_card(task: Task, config: FinetuneConfig) -> TaskCard:

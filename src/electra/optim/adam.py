@@ -94,11 +94,13 @@ class PaperAdam(torch.optim.Optimizer):
     def step(self, lr: float | Tensor) -> Tensor:  # type: ignore[override]
         """Clip and update; return the norm of the gradient before clipping.
 
-        In a CUDA graph, where a number could not change, `lr` is an fp32 tensor.
+        If it is not finite, weights and moments stay as they are; the device decides that, without
+        the host. In a CUDA graph, where a number could not change, `lr` is an fp32 tensor.
         """
         if isinstance(lr, Tensor) and self.supports_kernels():
             return self.step_through_kernels(lr)
         norm, scales = self.clip_scales()
+        skip = (~norm.isfinite()).float()
         update = fused_update if norm.device.type in ("cpu", "cuda") else foreach_update
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
@@ -112,6 +114,7 @@ class PaperAdam(torch.optim.Optimizer):
                     lr if group["lr_scale"] == 1 else lr * group["lr_scale"],
                     group,
                     scales[group["network"]],
+                    skip,
                 )
         return norm
 
@@ -203,10 +206,11 @@ def fused_update(
     lr: float | Tensor,
     group: dict[str, Any],
     scale: Tensor | None,
+    skip: Tensor | None = None,
 ) -> None:
     """Update in one pass over the memory: on the CPU four times as fast as `foreach_update`.
 
-    Gradients are divided by `scale`.
+    Gradients are divided by `scale`; nothing changes if `skip` is 1.
     """
     torch._fused_adamw_(
         params,
@@ -223,6 +227,7 @@ def fused_update(
         amsgrad=False,
         maximize=False,
         grad_scale=scale,
+        found_inf=skip,
     )
 
 
@@ -235,13 +240,20 @@ def foreach_update(
     lr: float | Tensor,
     group: dict[str, Any],
     scale: Tensor,
+    skip: Tensor,
 ) -> None:
     """Update on other devices: the fused kernel for MPS ignores `scale`."""
     (beta1, beta2), decay = group["betas"], group["weight_decay"]
     torch._foreach_div_(grads, scale)
-    torch._foreach_mul_(means, beta1)
+    # A step to skip is one without gradient, decay of the moments and learning rate.
+    grads = [torch.where(skip == 1, 0.0, grad) for grad in grads]
+    keep1, keep2, lr = (
+        torch.where(skip == 1, none, torch.as_tensor(value, dtype=means[0].dtype).to(skip.device))
+        for value, none in ((beta1, 1.0), (beta2, 1.0), (lr, 0.0))
+    )
+    torch._foreach_mul_(means, keep1)
     torch._foreach_add_(means, grads, alpha=1 - beta1)
-    torch._foreach_mul_(squares, beta2)
+    torch._foreach_mul_(squares, keep2)
     torch._foreach_addcmul_(squares, grads, grads, value=1 - beta2)
     roots = torch._foreach_sqrt(squares)
     torch._foreach_add_(roots, group["eps"])

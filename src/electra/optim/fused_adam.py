@@ -114,7 +114,10 @@ def squares(grad, here):
 
 @triton.jit
 def norm_kernel(parts, norm, factor, count, inverse_clip, BLOCK: tl.constexpr):
-    """The norm and the clipping factor, in one program: the order of the sum is fixed."""
+    """The norm and the clipping factor, in one program: the order of the sum is fixed.
+
+    The factor is 0 if the norm is not finite.
+    """
     total = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, count, BLOCK):
         at = first + tl.arange(0, BLOCK)
@@ -122,7 +125,7 @@ def norm_kernel(parts, norm, factor, count, inverse_clip, BLOCK: tl.constexpr):
     length = tl.sqrt(tl.sum(total))
     tl.store(norm, length)
     over = tl.maximum(length * inverse_clip, 1.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(factor, 1 / over)
+    tl.store(factor, tl.where(length < float("inf"), 1 / over, 0.0))  # NaN is not below either
 
 
 @triton.jit
@@ -137,6 +140,8 @@ def adam_kernel(
     grad = column(table, 3) + at
     shadow = tl.load(table + COLUMNS * tl.program_id(0) + 4)
     r, f = tl.load(rate), tl.load(factor)
+    if f == 0:  # the gradient is not finite: no update
+        return
     if size == CHUNK:  # as above
         adam(param, mean, square, grad, shadow, at, at < CHUNK, r, f, decay, beta1, beta2, eps)
     else:

@@ -14,6 +14,8 @@ class Optimizer(Protocol):
     def step(self, lr: float | Tensor) -> Tensor:
         """Update the parameters; return the norm of the gradient before clipping, as a tensor.
 
+        If the norm is not finite, parameters and state must stay as they are.
+
         `lr` is the learning rate of the schedule; a parameter group may scale it. In a CUDA graph
         it is an fp32 tensor on the device.
         """

@@ -13,7 +13,14 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from electra.errors import UserError
-from electra.files import TEMPORARY, file_sha256, locked, write_atomic
+from electra.files import (
+    TEMPORARY,
+    file_sha256,
+    locked,
+    make_folder,
+    remove_temporary,
+    write_atomic,
+)
 from electra.json_types import check_fields, parse_json
 from electra.text.encode import Chunk, ChunkResult, Job, chunk_digest, shard_name
 from electra.text.shards import FORMAT, INDEX, SHARD_NAME, TOKENIZER, read_index
@@ -35,12 +42,13 @@ def open_shard_writer(
         raise UserError(f"'{folder}' is a file: name a folder with --out.")
     created = not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise UserError(f"'{folder}' cannot be created: {error.strerror}.") from None
     with locked(folder, f"Another `electra prepare` is writing to '{folder}': wait for it to end."):
         writer = ShardWriter(folder, request, sources)
         if writer.finished:
+            writer.clean_up(created)  # the process may have ended just before it did
             yield writer
             return
         try:
@@ -238,12 +246,8 @@ class ShardWriter:
 
     def remove_temporary(self) -> None:
         """Remove what an interrupted write has left."""
-        for path in [*self.folder.glob("*" + TEMPORARY), *self.folder.glob("*/*" + TEMPORARY)]:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with suppress(OSError):
-                    path.unlink()
+        for folder in (self.folder, self.folder / TOKENIZER):
+            remove_temporary(folder)
 
 
 def sum_results(results: list[ChunkResult], held_out_rows: int, job: Job) -> dict[str, Any]:

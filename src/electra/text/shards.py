@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import mmap
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +58,8 @@ class Shards:
     shards: tuple[Shard, ...]
     ends: dict[str, npt.NDArray[np.int64]]
     """For each split, the number of its rows up to the end of each shard."""
+    marks: dict[str, tuple[int, int]]
+    """Size and time of modification of each file when it was verified."""
 
     @classmethod
     def open(cls, folder: Path) -> "Shards":
@@ -78,6 +81,7 @@ class Shards:
                 "train": np.cumsum([s.rows - s.held_out for s in shards], dtype=np.int64),
                 "held_out": np.cumsum([s.held_out for s in shards], dtype=np.int64),
             },
+            marks={s.file: mark(folder / s.file) for s in shards if (folder / s.file).is_file()},
         )
         opened.check_sizes()
         opened.check_content()
@@ -113,8 +117,12 @@ class Shards:
         return out
 
     def memmap(self, shard: Shard) -> npt.NDArray[Any]:
-        """Return the memory-mapped rows of one shard."""
-        return memmap_rows(str(self.folder / shard.file), shard.sha256, self.dtype, self.length + 2)
+        """Return the memory-mapped rows of one shard; refuse one that has become shorter."""
+        path = self.folder / shard.file
+        mapped = map_file(str(path), shard.sha256)
+        if mapped.size() < len(mapped):  # reading beyond the end would kill the process
+            raise damaged(path, "was cut short while it was read")
+        return np.frombuffer(mapped, self.dtype).reshape(-1, self.length + 2)
 
     def check_sizes(self) -> None:
         """Refuse missing files and files of the wrong size."""
@@ -125,6 +133,23 @@ class Shards:
                 raise damaged(path, "is missing")
             if (size := path.stat().st_size) != shard.rows * row_bytes:
                 raise damaged(path, f"has {size} bytes, not {shard.rows * row_bytes}")
+
+    def check_unchanged(self, last_good: str) -> None:
+        """Refuse to go on if a file is not what was verified at the start.
+
+        A deleted file has no other content: what is mapped stays, and mapping it again fails.
+        """
+        for shard in self.shards:
+            path = self.folder / shard.file
+            if not path.is_file() or mark(path) == self.marks[shard.file]:
+                continue
+            if file_sha256(path) != shard.sha256:
+                raise UserError(
+                    f"The shard '{path}' was changed while the run read it, so nothing is saved "
+                    f"from here on. {last_good} Restore the file, or prepare the same text again, "
+                    "and continue with --resume."
+                )
+            self.marks[shard.file] = mark(path)
 
     def check_content(self) -> None:
         """Refuse files whose checksum is wrong."""
@@ -137,9 +162,19 @@ class Shards:
 
 
 @lru_cache(maxsize=256)  # each map holds a file descriptor, and those are limited
-def memmap_rows(path: str, sha256: str, dtype: str, columns: int) -> npt.NDArray[Any]:
-    """Memory-map a shard; the checksum is part of the cache key only."""
-    return np.memmap(path, dtype=dtype, mode="r").reshape(-1, columns)
+def map_file(path: str, sha256: str) -> mmap.mmap:
+    """Memory-map a file; the checksum is part of the cache key only."""
+    try:
+        with Path(path).open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise damaged(Path(path), "is missing") from None
+
+
+def mark(path: Path) -> tuple[int, int]:
+    """The size and the time of modification of a file."""
+    state = path.stat()
+    return state.st_size, state.st_mtime_ns
 
 
 def damaged(path: Path, what: str) -> UserError:

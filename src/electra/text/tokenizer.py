@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from electra.errors import UserError
-from electra.files import TEMPORARY, write_atomic
+from electra.files import new_folder, staging_folder, sync, write_atomic
 from electra.json_types import parse_json
 from electra.text.plain_text import read_texts
 from electra.text.readers import clean
@@ -277,21 +277,17 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 def write_folder(out: Path, files: dict[str, str]) -> None:
     """Write all files to a staging folder, then move them into place in the given order."""
-    existed = out.is_dir()
-    parent = out if existed else out.parent
-    staging = parent / f"{out.name}.{os.getpid()}{TEMPORARY}"
-    parent.mkdir(parents=True, exist_ok=True)
-    try:
-        staging.mkdir(exist_ok=True)
+    if not out.is_dir():
+        with new_folder(out) as staging:
+            for name, content in files.items():
+                (staging / name).write_bytes(content.encode())
+        return
+    with staging_folder(out / out.name) as staging:
         for name, content in files.items():
             write_atomic(staging / name, content.encode())
-        if existed:
-            for name in files:
-                (staging / name).replace(out / name)
-        else:
-            staging.replace(out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        for name in files:
+            (staging / name).replace(out / name)
+            sync(out)
 
 
 def model_kind(tokenizer: Tokenizer) -> str:

@@ -16,7 +16,6 @@ RUN/checkpoints/step-00001000/
 import contextlib
 import dataclasses
 import json
-import os
 import shlex
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -30,7 +29,7 @@ from torch import Tensor
 
 from electra.device import set_random_state
 from electra.errors import UserError
-from electra.files import is_disk_full
+from electra.files import is_disk_full, make_folder, sync, sync_tree
 from electra.hub.electric import mark_electric
 from electra.hub.folders import export, save_tensors
 from electra.json_types import check_fields, parse_json
@@ -68,6 +67,8 @@ class TrainState:
     """Held-out metrics at this step, if validated."""
     best: dict[str, float] = field(default_factory=dict)
     """Step, held-out loss and sequence length of the best checkpoint."""
+    unreported: dict[str, float] = field(default_factory=dict)
+    """Sums of metrics since the last report, and the number of `steps`."""
 
     def __post_init__(self) -> None:
         # JSON has no numbers as keys; checkpoints of earlier versions have one length.
@@ -121,7 +122,7 @@ def begin(run: Path, step: int) -> Path | None:
         return None
     partial = final.with_name(f".{final.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    make_folder(partial)
     return partial
 
 
@@ -140,9 +141,9 @@ def completed(
         text = json.dumps(dataclasses.asdict(state), indent=2)
         (partial / "state.json").write_text(text + "\n", encoding="utf-8")
         yield
-        _sync_tree(partial)
+        sync_tree(partial)
         partial.rename(final)
-        _sync(final.parent)
+        sync(final.parent)
     except BaseException as error:  # interruptions too: leave nothing half-written
         shutil.rmtree(partial, ignore_errors=True)
         if is_disk_full(error):
@@ -314,20 +315,3 @@ def _readable(checkpoint: Path) -> Iterator[None]:
             f"The checkpoint {checkpoint} cannot be read ({error}); delete that folder to "
             "resume from the one before it."
         ) from None
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    """Flush to disk, so that a power cut after the rename loses nothing."""
-    if os.name == "nt":  # no handle on a folder there, and files are flushed on close
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -13,6 +13,10 @@ CHANCE_AUC = 0.55
 """A discriminator with a lower AUC on the fixed corruption does not use the context either: the
 tokens that replace others there are as frequent as those of the text."""
 
+MAX_SKIPPED = 10
+"""Steps in a row that may be skipped before the run stops."""
+ADVICE = "Start again with a lower optim.lr (half of it), or a longer optim.warmup."
+
 
 @dataclass(slots=True)
 class HealthCheck:
@@ -77,5 +81,14 @@ def check_finite(values: dict[str, float], step: int, last_good: str) -> None:
     if broken:
         raise DivergedError(
             f"The run stopped at step {step}: {', '.join(broken)} is not a finite number. "
-            f"{last_good} Start again with a lower optim.lr (half of it), or a longer optim.warmup."
+            f"{last_good} {ADVICE}"
+        )
+
+
+def check_skipped(in_a_row: int, step: int, last_good: str) -> None:
+    """Stop a run that skips one step after the other, or has skipped all of them."""
+    if in_a_row >= min(MAX_SKIPPED, max(step, 1)):
+        raise DivergedError(
+            f"The run stopped at step {step}: the gradient of the last {in_a_row} "
+            f"step{'s' * (in_a_row > 1)} is not a finite number. {last_good} {ADVICE}"
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 from electra.device import Device, Precision, random_state, set_random_state
 from electra.errors import UserError
 from electra.optim.schedule import learning_rate, warmup_share
+from electra.optim.shards import local
 from electra.run_dir import GracefulStop
 from electra.train import checkpoint
 from electra.train.cuda_graph import capture_cuda_graph
@@ -19,6 +20,8 @@ from electra.train.data import rows_at
 from electra.train.distributed import gather_random_states, steps_per_agreement
 from electra.train.fsdp import DataParallel, gathered
 from electra.train.health import check_finite
+from electra.train.memory import advise_at_start
+from electra.train.metric_accumulator import MetricAccumulator, last_good, update_view
 from electra.train.metrics_log import LoggerName, read_metrics
 from electra.train.phases import Phase, extend_positions_, phase_at
 from electra.train.run import Run
@@ -242,7 +245,7 @@ def dry_run(run: Run, rows: Tensor, *, messages: bool = False) -> None:
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         text = f"{error} {error.__context__}".lower()  # a failed capture hides the cause
         if not isinstance(error, RuntimeError) or "memory" in text or "alloc" in text:
-            raise UserError(_out_of_memory(run)) from None
+            raise UserError(advise_at_start(run)) from None
         raise
     except Exception as error:
         if type(error).__module__.split(".")[0] != "triton":  # which may not be installed
@@ -255,23 +258,6 @@ def dry_run(run: Run, rows: Tensor, *, messages: bool = False) -> None:
     finally:
         step.optimizer.zero_grad()
         set_random_state(before)
-
-
-def _out_of_memory(run: Run) -> str:
-    rows = run.step.micro_batch
-    if rows == 1:
-        return (
-            "Not even one row fits into the memory of this device: use a smaller model or shorter "
-            "rows, or set train.activation_checkpointing=true."
-        )
-    batch = math.gcd(*(phase.batch_size for phase in run.phases)) // run.ranks.size
-    parts = [n for n in range(2 * run.loop.grad_accumulation, batch + 1) if batch % n == 0]
-    more = f"set train.grad_accumulation={parts[0]} (same result, smaller micro-batches), or "
-    length = f" of {run.phase.seq_length} tokens" if len(run.phases) > 1 else ""
-    return (
-        f"A batch of {rows} rows{length} does not fit into the memory of this device: "
-        f"{more if parts else ''}use a smaller data.batch_size or model."
-    )
 
 
 def run_validation(run: Run) -> None:
@@ -298,7 +284,7 @@ def run_validation(run: Run) -> None:
         run.view.print(f"warning: {warning}", style="yellow")
 
 
-def save_checkpoint(run: Run, metrics: "MetricAccumulator") -> None:
+def save_checkpoint(run: Run, metrics: MetricAccumulator) -> None:
     """Save a checkpoint with its held-out metrics, update the best one and delete old ones."""
     state = run.state
     metrics.check()
@@ -307,7 +293,7 @@ def save_checkpoint(run: Run, metrics: "MetricAccumulator") -> None:
     # The training losses are from before the last update; validation is the first to see its
     # weights.
     with run.ranks.together():
-        check_finite({"held-out loss": state.held_out["loss"]}, state.step, metrics.last_good())
+        check_finite({"held-out loss": state.held_out["loss"]}, state.step, last_good(run))
     finish_checkpoint(run)  # the one before, while `best` is still that one's
     loss, length = state.held_out["loss"], run.phase.seq_length
     # Losses on rows of different lengths are not compared.
@@ -339,12 +325,20 @@ def write_checkpoint(run: Run) -> None:
     The first rank does it while the others wait; if the run is sharded, all do, in the background.
     """
     step = run.step
+    weights_here = [local(p.detach()) for p in step.objective.parameters()]
+    finite = torch.stack([weight.isfinite().all() for weight in weights_here]).all()
+    with run.ranks.together():
+        weights = {"a weight": 0.0 if finite.item() else math.nan}
+        check_finite(weights, run.state.step, last_good(run))
+        for shards in run.shards.values():
+            shards.check_unchanged(last_good(run))
     random = gather_random_states(run.ranks, random_state(step.device))
     if run.saver is not None:
         run.saver.start(run.folder, run.state, step, random)
         return
     with run.ranks.together():
         if run.ranks.first:
+            run.metrics_log.sync()
             checkpoint.save(
                 run.folder,
                 run.state,
@@ -354,71 +348,3 @@ def write_checkpoint(run: Run) -> None:
                 random=random,
                 pad_id=run.pad_id,
             )
-
-
-def update_view(run: Run, **metrics: dict[str, float]) -> None:
-    """Update the progress view with `train=` or `held_out=` metrics."""
-    s = run.state
-    run.view.update(progress=run.progress, seconds=s.seconds, status=f"step {s.step:,}", **metrics)
-
-
-class MetricAccumulator:
-    """Adds up metrics on the device; only `report` and `check` synchronise with the host."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.names = (*run.objective.metric_names, "gradient_norm")
-        self.total = torch.zeros(len(self.names), device=run.step.device)
-        self.reset()
-
-    def reset(self) -> None:
-        self.total.zero_()
-        self.steps, self.tokens_before = 0, self.run.state.tokens
-        self.flops_before = self.run.flops
-        self.bytes_before = self.run.ranks.traffic.bytes
-        self.time_before = time.perf_counter()
-
-    def add(self, sums: Tensor) -> None:
-        self.total += sums
-        self.steps += 1
-
-    def check(self) -> dict[str, float]:
-        """The sums since the last report; stops the run if they are not finite."""
-        ranks, total = self.run.ranks, self.total.clone()
-        ranks.sum_(total[:-1])  # the gradient norm is that of the whole batch already
-        values = dict(zip(self.names, total.tolist(), strict=True))
-        with ranks.together():
-            check_finite(values, self.run.state.step, self.last_good())
-        return values
-
-    def last_good(self) -> str:
-        """A sentence that names the last checkpoint."""
-        last = checkpoint.checkpoints(self.run.folder)
-        return f"The last good checkpoint is {last[-1]}." if last else "No checkpoint was written."
-
-    def report(self, rate: float) -> None:
-        """Log and show the metrics since the last report."""
-        run, state, sums = self.run, self.run.state, self.check()
-        seconds = time.perf_counter() - self.time_before
-        if not self.steps:
-            return
-        metrics = run.objective.compute_metrics(sums) | {
-            "gradient_norm": sums["gradient_norm"] / self.steps,
-            "learning_rate": rate,
-            "tokens_per_second": (state.tokens - self.tokens_before) / seconds,
-            "peak_share": (run.flops - self.flops_before) / seconds / run.peak_flops,
-        }
-        if run.ranks.size > 1:
-            sent = run.ranks.traffic.bytes - self.bytes_before
-            metrics["all_reduce_bytes_per_step"] = sent / self.steps
-        run.metrics_log.write(
-            "train",
-            state.step,
-            tokens=state.tokens,
-            seconds=state.seconds,
-            seq_length=run.phase.seq_length,
-            batch_size=run.phase.batch_size,
-            **metrics,
-        )
-        update_view(run, train=metrics)
-        self.reset()

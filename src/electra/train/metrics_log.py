@@ -1,11 +1,12 @@
 """The metrics of a run: always in `metrics.jsonl`, and optionally in a logger."""
 
 import math
+import shlex
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from electra.errors import UserError, require
-from electra.files import write_atomic
+from electra.files import is_disk_full, sync, write_atomic
 from electra.json_types import has_type, shown
 from electra.jsonl import read_jsonl, to_json
 
@@ -41,13 +42,26 @@ class MetricsLog:
         """Append one line: kind ('train', 'held_out', 'score', 'phase', 'event') and metrics."""
         if not self.enabled:
             return
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(to_json({"kind": kind, "step": step, **values}) + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(to_json({"kind": kind, "step": step, **values}) + "\n")
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            raise UserError(
+                f"The disk is full: {self.path} could not be written. Free some space and "
+                f"continue with --resume --out {shlex.quote(str(self.path.parent))}"
+            ) from None
         if self.logger and kind in ("train", "held_out", "score"):
             numbers = {k: v for k, v in values.items() if not isinstance(v, str)}
             # an AUC without positives is NaN
             metrics = {f"{kind}/{k}": v for k, v in numbers.items() if math.isfinite(v)}
             self.logger.log(metrics, step)
+
+    def sync(self) -> None:
+        """Flush the lines to the disk, so that a checkpoint does not outlive those before it."""
+        if self.enabled and self.path.exists():
+            sync(self.path)
 
     def rewind(self, step: int) -> None:
         """Drop the lines after `step`, from which the run resumes."""

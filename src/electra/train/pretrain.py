@@ -31,7 +31,6 @@ from electra.run_dir import GracefulStop, check_out_dir
 from electra.text.shards import Shards
 from electra.text.tokenizer import (
     Vocabulary,
-    copy_tokenizer,
     fingerprint,
     load_tokenizer,
     load_vocabulary,
@@ -62,12 +61,19 @@ from electra.train.init_from import (
     trained_positions,
 )
 from electra.train.loop import run_validation, train, try_phases
+from electra.train.memory import explain_out_of_memory
 from electra.train.metrics_log import MetricsLog, open_logger, read_metrics
 from electra.train.phases import Phase, extend_positions_
 from electra.train.progress_view import ProgressView
-from electra.train.restore import load_latest, share_state
+from electra.train.restore import keep_tokenizer, load_latest, share_state
 from electra.train.run import Run
-from electra.train.run_config import check_same, check_unedited, read_run_config, save_config
+from electra.train.run_config import (
+    check_no_run,
+    check_same,
+    check_unedited,
+    read_run_config,
+    save_config,
+)
 from electra.train.scoring import MakeScorer, Scorer, describe_best, prepare_scoring
 from electra.train.settings import PretrainConfig
 from electra.train.sharded_checkpoint import ShardedSaver
@@ -94,10 +100,7 @@ def start(
     check_launched(ranks)
     console = console_of(ranks, console)
     with ranks.together():
-        if (out / "config.yaml").exists() or checkpoint.checkpoints(out):
-            raise UserError(
-                f"{out} already holds a run: add --resume to continue it, or choose another --out."
-            )
+        check_no_run(out)
         check_out_dir(out, "run")
         check_unused(config, given)
         if config.init_from.model:
@@ -107,11 +110,14 @@ def start(
         config = replace(config, data=replace(config.data, folder=folder))
         config, scorer = prepare_scoring(config, shards.tokenizer, make_scorer)
     with locked_by_first(ranks, out):
+        with ranks.together():
+            if ranks.first:
+                check_no_run(out)  # again: another process may have started one until now
         try:
             with ranks.together():
                 if ranks.first:
-                    copy_tokenizer(shards.tokenizer, out / "tokenizer")
-                    save_config(config, out)
+                    save_config(config, out)  # first: from here on the folder can be resumed
+                    keep_tokenizer(shards, out)
             if config.init_from.model:
                 for line in describe_init(config, row_workloads(config), budget_steps(config)):
                     console.print(line, soft_wrap=True, markup=False)
@@ -210,6 +216,10 @@ def resume(
     with locked_by_first(ranks, out):
         with ranks.together():
             shards = open_data(config.data, config.model.max_positions)
+            started = (out / "tokenizer").exists() or checkpoint.checkpoints(out)
+            if ranks.first and not started:  # the run was killed at its very start
+                keep_tokenizer(shards, out)
+        with ranks.together():
             if shards.fingerprint != fingerprint(load_tokenizer(out / "tokenizer")):
                 raise UserError(
                     f"{shards.folder} was prepared with another tokenizer than the run {out}: give "
@@ -261,7 +271,8 @@ def run_loop(
             run.view.print(describe_cuda(ranks, config.train.cuda_graph))
         if scorer is not None:
             run.view.print(scorer.description)
-        stopped = train(run, stop)
+        with explain_out_of_memory(run):
+            stopped = train(run, stop)
         run.free_cuda_graph()  # before the process group ends, which would wait for it
     if temporary:
         return 0 if stopped is None else 128 + stopped

@@ -6,16 +6,24 @@ from pathlib import Path
 import torch
 
 from electra.errors import UserError
+from electra.files import new_folder
 from electra.models.frequency_generator import FrequencyGenerator
 from electra.objectives.objective import Objective
 from electra.optim.shards import is_sharded
 from electra.text.shards import Shards
+from electra.text.tokenizer import copy_tokenizer
 from electra.train import checkpoint
 from electra.train.checkpoint import TrainState
 from electra.train.data import data_digest
 from electra.train.distributed import set_rank_random_state
 from electra.train.step import Step
 from electra.train.validation import token_counts
+
+
+def keep_tokenizer(shards: Shards, out: Path) -> None:
+    """Copy the tokenizer of the shards into a run folder, completely or not at all."""
+    with new_folder(out / "tokenizer") as staging:
+        copy_tokenizer(shards.tokenizer, staging)
 
 
 def load_latest(out: Path, step: Step, shards: Mapping[int, Shards]) -> TrainState:

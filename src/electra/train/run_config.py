@@ -31,6 +31,14 @@ def read_run_config(out: Path) -> PretrainConfig:
         raise UserError(f"{error}{hint}") from None
 
 
+def check_no_run(out: Path) -> None:
+    """Refuse a folder that holds a run."""
+    if (out / "config.yaml").exists() or checkpoint.checkpoints(out):
+        raise UserError(
+            f"{out} already holds a run: add --resume to continue it, or choose another --out."
+        )
+
+
 def restore_hint(out: Path) -> str:
     """How to restore the `config.yaml` of a run; empty if it has no checkpoint."""
     saved = checkpoint.checkpoints(out)

@@ -40,9 +40,10 @@ class Step:
         return self.objective.maskable.device
 
     def __call__(self, rows: Tensor, rate: float | Tensor) -> Tensor:
-        """Take one step at this learning rate; returns the metric sums and the gradient norm.
+        """Take one step; returns the metric sums, the gradient norm and whether it was skipped.
 
-        The metric sums are those of this rank's rows; weights and norm are the same on all ranks.
+        A step whose gradient is not finite changes no weights and counts in no metric. The metric
+        sums are those of this rank's rows; weights and norm are the same on all ranks.
         """
         batch, masked, totals = self.objective.mask_batch(rows)
         # Counts of the whole batch, so that the ranks' gradients add up to its gradient
@@ -72,7 +73,9 @@ class Step:
         self.optimizer.zero_grad()
         if self.ema is not None:
             self.ema.update()
-        return torch.cat([sums, norm.reshape(1)])
+        skipped = ~norm.isfinite()
+        found = torch.where(skipped, 0.0, torch.cat([sums, norm.reshape(1)]))
+        return torch.cat([found, skipped.reshape(1)])
 
     def averaged_weights(self) -> AbstractContextManager[None]:
         """Replace the weights by their moving average, if there is one, within a `with`."""
