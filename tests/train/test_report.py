@@ -4,7 +4,6 @@ import io
 import re
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -131,7 +130,7 @@ def test_samples_hardware_and_kernels(finished, tmp_path):
     assert text.count("<ul class='fills'>") == SENTENCES
     assert "kernels: plain modules" in text
     assert "hardware: " in text
-    for tokens in sample_judged(finished, Path(read_run_config(finished).data.folder)):
+    for tokens in sample_judged(finished, read_run_config(finished).data.folder):
         assert 0 < len(tokens) <= MAX_TOKENS + 5
         assert any(token.masked for token in tokens)
 

@@ -186,10 +186,10 @@ def _facts(metrics: Metrics) -> list[str]:
     return facts
 
 
-def _data_folder(settings: str) -> Path:
-    """The folder of the shards in a run's configuration."""
+def _data_folder(settings: str) -> str:
+    """The folder or address of the shards in a run's configuration."""
     known = yaml.safe_load(settings) or {}
-    return Path(str(known.get("data", {}).get("folder", "")))
+    return str(known.get("data", {}).get("folder", ""))
 
 
 def _last(metrics: list[dict[str, Any]], kind: str) -> dict[str, Any]:
