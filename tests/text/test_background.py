@@ -36,6 +36,19 @@ def test_the_first_error_ends_the_work():
         work.check()
 
 
+def test_an_error_of_the_context_is_kept():
+    @contextmanager
+    def during():
+        raise OSError("no lock")
+        yield
+
+    work = BackgroundWork(print, [1], during=during())
+    work.start()
+    work.main.join(10)
+    with pytest.raises(OSError, match="no lock"):
+        work.check()
+
+
 def test_it_happens_within_the_context():
     events, main = [], threading.get_ident()
 

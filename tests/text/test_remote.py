@@ -28,17 +28,8 @@ def _quick(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def folder(corpus, tokenizer_folder, tmp_path_factory):
-    """A folder of several shards."""
-    from electra.text import readers
-    from electra.text.prepare import prepare
-
-    out = tmp_path_factory.mktemp("shards") / "shards"
-    with pytest.MonkeyPatch.context() as patch:
-        defaults = readers.read_chunks.__kwdefaults__
-        patch.setattr(readers.read_chunks, "__kwdefaults__", defaults | {"size": 20_000})
-        prepare([corpus], tokenizer=tokenizer_folder, out=out, length=32, held_out=0.2, workers=1)
-    return out
+def folder(many_shards):
+    return many_shards
 
 
 @pytest.fixture
@@ -231,11 +222,30 @@ def test_short_failures_are_tried_again(served, folder, tmp_path, monkeypatch):
     assert calls == [len(some), 2]  # only what failed is read again
 
 
+def test_what_may_not_be_read(served, tmp_path, monkeypatch):
+    shards = open_remote(served[1], tmp_path, 0)
+
+    def denied(self, ranges):
+        return [PermissionError("Access Denied")] * len(ranges)
+
+    monkeypatch.setattr(remote.Store, "read_parts", denied)
+    with pytest.raises(UserError, match=r"may not be read \(Access Denied\).*credentials"):
+        shards.gather("train", np.arange(3))
+
+
+def test_an_emptied_cache_is_filled_again(in_memory, tmp_path, folder):
+    shards = open_remote("memory://bucket/shards", tmp_path / "cache", 10**9)
+    shutil.rmtree(shards.folder)
+    fill(shards)
+    assert len(cached(tmp_path / "cache")) == len(shards.shards)
+    assert same(shards, Shards.open(folder))
+
+
 def test_a_store_that_is_gone_is_one_sentence(served, tmp_path):
     copy, url = served
     shards = open_remote(url, tmp_path, 0)
     (copy / "shard-00002.bin").unlink()
-    with pytest.raises(UserError, match=r"There is no 'http.*shard-0000.*upload"):
+    with pytest.raises(UserError, match=r"There is no 'http.*shard-00002\.bin.*upload"):
         everything(shards)
     with pytest.raises(UserError, match=r"cannot be read.*check the network.*--resume"):
         read_remote_index("http://127.0.0.1:9/shards")

@@ -10,23 +10,13 @@ import numpy as np
 import pytest
 
 from electra.errors import UserError
-from electra.text import readers, shards
-from electra.text.prepare import prepare
+from electra.text import shards
 from electra.text.shards import Shards, neighbours
 
 
 @pytest.fixture(scope="module")
-def folder(corpus, tokenizer_folder, tmp_path_factory):
-    """A folder of several shards with held-out rows in each."""
-    out = tmp_path_factory.mktemp("shards") / "shards"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            readers.read_chunks,
-            "__kwdefaults__",
-            readers.read_chunks.__kwdefaults__ | {"size": 20_000},
-        )
-        prepare([corpus], tokenizer=tokenizer_folder, out=out, length=32, held_out=0.2, workers=1)
-    return out
+def folder(many_shards):
+    return many_shards
 
 
 @pytest.fixture

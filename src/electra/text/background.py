@@ -43,12 +43,15 @@ class BackgroundWork(Generic[T]):
             raise self.error
 
     def _start_threads(self) -> None:
-        with self.during:
-            threads = [Thread(target=self._run, daemon=True) for _ in range(self.threads)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+        try:
+            with self.during:
+                threads = [Thread(target=self._run, daemon=True) for _ in range(self.threads)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+        except Exception as error:
+            self.error = error
 
     def _run(self) -> None:
         while self.error is None:

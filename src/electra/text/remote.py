@@ -35,6 +35,10 @@ PARALLEL_READS = 64
 """Reads at the same time from a store whose library is not asynchronous."""
 WAIT = 5.0
 """Seconds until a cache that another run fills is asked for again."""
+LASTING = (FileNotFoundError, NotADirectoryError, PermissionError)
+"""Errors that another attempt does not mend."""
+OPTIONS = {"s3": {"config_kwargs": {"max_pool_connections": 100}}}  # 10 by default
+"""Options of a file system, by protocol."""
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 
 
@@ -87,6 +91,10 @@ class MissingError(UserError):
     """There is no such file."""
 
 
+class PartError(Exception):
+    """A part of a file cannot be read: the file, and the error."""
+
+
 class Store:
     """A folder of some file system of fsspec."""
 
@@ -94,7 +102,8 @@ class Store:
         self.url = url.rstrip("/")
         core = require("fsspec.core", "remote")
         try:
-            self.files, self.root = core.url_to_fs(self.url)
+            protocol = self.url.partition("://")[0]
+            self.files, self.root = core.url_to_fs(self.url, **OPTIONS.get(protocol, {}))
         except (ImportError, ValueError) as error:
             # fsspec names the library, as in "Install s3fs to access S3"
             raise UserError(f"'{url}' cannot be opened: {error}.") from None
@@ -148,26 +157,32 @@ class Store:
                 return action()
             except UserError:
                 raise
-            except (FileNotFoundError, NotADirectoryError):
-                raise MissingError(
-                    f"There is no '{self.url}/{file}': check the address, and whether `electra "
-                    "prepare` has finished and everything is uploaded."
-                ) from None
-            except PermissionError as error:
-                raise UserError(
-                    f"'{self.url}/{file}' may not be read: check your credentials for this store "
-                    f"({error})."
-                ) from None
             except Exception as error:  # each library has errors of its own
                 if is_disk_full(error):
                     raise
-                if delay is None:
-                    raise UserError(
-                        f"'{self.url}/{file}' cannot be read ({reason_of(error)}): check the "
-                        "network; a run can be continued with --resume."
-                    ) from None
+                file, cause = error.args if isinstance(error, PartError) else (file, error)
+                if delay is None or isinstance(cause, LASTING):
+                    raise self.explain(file, cause) from None
                 time.sleep(delay * random.uniform(0.5, 1))
         raise AssertionError("the last attempt returns or raises")
+
+    def explain(self, file: str, error: Exception) -> UserError:
+        """Return the error for a file that cannot be read."""
+        where = f"{self.url}/{file}"
+        if isinstance(error, PermissionError):
+            return UserError(
+                f"'{where}' may not be read ({reason_of(error)}): check your credentials for this "
+                "store."
+            )
+        if isinstance(error, LASTING):
+            return MissingError(
+                f"There is no '{where}': check the address, and whether `electra prepare` has "
+                "finished and everything is uploaded."
+            )
+        return UserError(
+            f"'{where}' cannot be read ({reason_of(error)}): check the network; a run can be "
+            "continued with --resume."
+        )
 
 
 def reason_of(error: Exception) -> str:
@@ -205,13 +220,14 @@ class RemoteFiles:
 
         def read_missing() -> None:
             missing = [part for part in ranges if part not in found]
-            failed: Exception | None = None
+            failed: PartError | None = None
             for part, data in zip(missing, self.store.read_parts(missing), strict=True):
+                file, begin, end = part
                 if isinstance(data, Exception):
-                    failed = data
-                elif len(data) != part[2] - part[1]:
-                    size = part[2] - part[1]
-                    failed = ValueError(f"{len(data)} bytes came instead of {size}")
+                    failed = PartError(file, data)
+                elif len(data) != end - begin:
+                    short = ValueError(f"{len(data)} bytes came instead of {end - begin}")
+                    failed = PartError(file, short)
                 else:
                     found[part] = data
             if failed is not None:
@@ -230,11 +246,12 @@ class RemoteFiles:
             with self.lock:
                 self.used -= path.stat().st_size
             path.unlink()
-        if self.full or not self.make_room(size):
+        if self.full or not self.free_space(size):
             return
         temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
 
         def download() -> None:
+            self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have emptied the cache
             self.store.download(shard.file, temporary)
             if file_sha256(temporary) != shard.sha256:
                 raise ValueError("its hash is not that of the index")
@@ -254,15 +271,16 @@ class RemoteFiles:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def make_room(self, size: int) -> bool:
+    def free_space(self, size: int) -> bool:
         """Remove what was not used for longest until `size` bytes fit; whether they do."""
         with self.lock:
             while self.used + size > self.cache_bytes:
                 if not self.removable:
                     return False
                 oldest = self.removable.pop()
-                self.used -= oldest.stat().st_size
-                oldest.unlink()
+                with suppress(FileNotFoundError):
+                    self.used -= oldest.stat().st_size
+                    oldest.unlink()
             self.used += size
             return True
 

@@ -124,9 +124,7 @@ class Shards:
     @property
     def readers(self) -> int:
         """Threads that read batches at the same time: as many as the storage needs to be busy."""
-        if self.remote:
-            return 16
-        return 1 if len(self.shards) <= MAPPED else 4
+        return 1 if self.remote is None and len(self.shards) <= MAPPED else 4
 
     @property
     def tokenizer(self) -> Path:

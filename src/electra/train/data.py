@@ -106,44 +106,53 @@ def open_shards(location: str, config: DataConfig) -> Shards:
 
 def load_index(location: str) -> dict[str, Any]:
     """Return the index of a local folder or an address."""
-    if not is_url(location):
-        return read_index(Path(location))
-    index = read_remote_index(location)
+    index = read_remote_index(location) if is_url(location) else read_index(Path(location))
     if index is None:
-        raise UserError(
-            f"'{location}' holds no token shards (there is no {location.rstrip('/')}/{INDEX}): "
-            "check the address, and whether `electra prepare` has finished and its folder is "
-            "uploaded."
-        )
+        raise no_shards(location)
     return index
 
 
-def has_index(location: str) -> bool:
-    """Whether there are token shards in a local folder or at an address."""
-    if is_url(location):
-        return read_remote_index(location) is not None
-    return (Path(location) / INDEX).is_file()
+def no_shards(location: str) -> UserError:
+    """Return the error for an address without token shards."""
+    return UserError(
+        f"'{location}' holds no token shards (there is no {location.rstrip('/')}/{INDEX}): check "
+        "the address, and whether `electra prepare` has finished and its folder is uploaded."
+    )
+
+
+def shard_lengths(location: str, wanted: int) -> dict[int, str]:
+    """Return where the shards of each sequence length are, as `electra prepare` writes them.
+
+    That is the location itself, or subfolders named by their length. At an address, only the
+    subfolder of the wanted length is asked for.
+    """
+    if not is_url(location):
+        folder = Path(location)
+        nested = [p.parent for p in folder.glob(f"*/{INDEX}") if p.parent.name.isdigit()]
+        found = {int(p.name): str(p) for p in sorted(nested, key=lambda p: int(p.name))}
+        return found or {read_index(folder)["length"]: location}
+    # First the address itself: stores may refuse to say that a file is not there.
+    if (index := read_remote_index(location)) is not None:
+        return {index["length"]: location}
+    below = f"{location.rstrip('/')}/{wanted}"
+    if read_remote_index(below) is not None:
+        return {wanted: below}
+    raise no_shards(location)
 
 
 def find_shards(location: str, length: int, lengths: Sequence[int] = ()) -> str:
     """Return the folder or address of the shards with rows of `length` tokens.
 
-    That is the location itself, or its subfolder of that name if `electra prepare` wrote several
-    lengths. `lengths` are all that are needed.
+    `lengths` are all that are needed.
     """
-    below = f"{location.rstrip('/')}/{length}"
-    if has_index(below):
-        return below
-    indices = [] if is_url(location) else Path(location).glob(f"*/{INDEX}")
-    nested = sorted(int(p.parent.name) for p in indices if p.parent.name.isdigit())
-    found = nested or [load_index(location)["length"]]
+    found = shard_lengths(location, length)
     if length in found:
-        return location
+        return found[length]
     listed = " and ".join(map(str, found))
     wanted = ",".join(map(str, lengths or [length]))
     raise UserError(
         f"{location} holds rows of {listed} tokens and the recipe expects {length}: prepare again "
-        f"with --length {wanted}, or set data.seq_length={found[-1]}."
+        f"with --length {wanted}, or set data.seq_length={max(found)}."
     )
 
 

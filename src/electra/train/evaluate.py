@@ -9,7 +9,7 @@ from electra.model_paths import resolve_model
 from electra.objectives.objective import Objective
 from electra.text.tokenizer import fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
-from electra.train.data import check_positions, has_index, held_out_rows, open_shards
+from electra.train.data import check_positions, held_out_rows, open_shards, shard_lengths
 from electra.train.pretrain import build_objective
 from electra.train.run_config import read_run_config
 from electra.train.settings import PretrainConfig
@@ -42,8 +42,8 @@ def evaluate(run: Path, data: str | Path, rows: int) -> tuple[Path, dict[str, fl
     config, objective = restore_run(last)
     # Rows may have any length that the position table allows.
     phase = config.data.phases[-1]
-    nested = f"{data}/{phase.seq_length}"
-    shards = open_shards(nested if has_index(nested) else str(data), config.data)
+    found = shard_lengths(str(data), phase.seq_length)
+    shards = open_shards(found.get(phase.seq_length, str(data)), config.data)
     check_positions(shards.length, config.model.max_positions)
     if shards.fingerprint != fingerprint(load_tokenizer(tokenizer)):
         raise UserError(
