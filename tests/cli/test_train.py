@@ -289,6 +289,30 @@ def test_a_damaged_shard_is_found_at_the_start(damage, refused, data_folder, tmp
     assert not (tmp_path / "out").exists()
 
 
+def test_shards_at_an_address(electra, refused, data_folder, tmp_path, monkeypatch):
+    """A whole run with fsspec, its evaluation, report and resume, with the default cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run, url = tmp_path / "run", data_folder.as_uri()
+    start = ("pretrain", "toy", "--out", run, "--budget", "20steps", *QUICK)
+    assert electra(*start, "--data", url)[0] == 0
+    assert (run / "tokenizer" / "tokenizer.json").is_file()
+    local = electra("evaluate", run, "--data", data_folder, "--json")
+    assert electra("evaluate", run, "--data", url, "--json") == local
+    assert electra("report", run)[0] == 0
+    assert "No sample sentences" not in (run / "report.html").read_text()
+    assert electra("pretrain", "--resume", "--out", run)[0] == 0
+    assert electra("pretrain", "--resume", "--out", run, "--data", data_folder)[0] == 0
+    start = ("pretrain", "toy", "--out", tmp_path / "other", *QUICK)
+    assert "holds no token shards" in refused(*start, "--data", f"{url}/nothing")
+    import fsspec
+
+    fsspec.register_implementation("shop", "no_such_library.Files", errtxt="Install shopfs for it")
+    assert "Install shopfs for it" in refused(*start, "--data", "shop://bucket/shards")
+    assert "data.cache_gb=5.0 has no effect" in refused(
+        *start, "--data", data_folder, "data.cache_gb=5"
+    )
+
+
 def test_a_vocabulary_without_a_mask_is_refused(refused, corpus, tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "farmer"]
     (tmp_path / "tokenizer").mkdir()

@@ -45,6 +45,17 @@ def trained(request, corpus, tmp_path_factory) -> tuple[Tokenizer, Path]:
     return train_tokenizer([corpus], out, vocab_size=size, kind=request.param), out
 
 
+@pytest.fixture(scope="session")
+def many_shards(corpus: Path, tokenizer_folder: Path, tmp_path_factory) -> Path:
+    """A folder of several shards with held-out rows in each, to be read only."""
+    out = tmp_path_factory.mktemp("shards") / "shards"
+    with pytest.MonkeyPatch.context() as patch:
+        defaults = readers.read_chunks.__kwdefaults__
+        patch.setattr(readers.read_chunks, "__kwdefaults__", defaults | {"size": CHUNK})
+        prepare([corpus], tokenizer=tokenizer_folder, out=out, length=32, held_out=0.2, workers=1)
+    return out
+
+
 @pytest.fixture
 def run(corpus, tokenizer_folder, tmp_path, monkeypatch):
     """`prepare` with small chunks and default arguments."""

@@ -1,30 +1,22 @@
-"""Shards on disk: opening, gathering, and detecting damage."""
+"""Shards on disk: opening, gathering, detecting damage, and reading at scale."""
 
 import json
 import os
 import shutil
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from electra.errors import UserError
-from electra.text import readers
-from electra.text.prepare import prepare
-from electra.text.shards import Shards, map_file
+from electra.text import shards
+from electra.text.shards import Shards, map_file, neighbours
 
 
 @pytest.fixture(scope="module")
-def folder(corpus, tokenizer_folder, tmp_path_factory):
-    """A folder of several shards with held-out rows in each."""
-    out = tmp_path_factory.mktemp("shards") / "shards"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            readers.read_chunks,
-            "__kwdefaults__",
-            readers.read_chunks.__kwdefaults__ | {"size": 20_000},
-        )
-        prepare([corpus], tokenizer=tokenizer_folder, out=out, length=32, held_out=0.2, workers=1)
-    return out
+def folder(many_shards):
+    return many_shards
 
 
 @pytest.fixture
@@ -44,37 +36,41 @@ def whole(folder):
     return {"train": np.concatenate(train), "held_out": np.concatenate(held)}
 
 
-def test_gather_returns_the_rows_on_disk(folder):
-    shards = Shards.open(folder)
-    assert len(shards.shards) > 3
+@pytest.mark.parametrize("mapped", [256, 0])
+def test_gather_returns_the_rows_on_disk(folder, mapped, monkeypatch):
+    """With memory maps, and with files, as for more shards than there may be maps."""
+    monkeypatch.setattr(shards, "MAPPED", mapped)
+    opened = Shards.open(folder)
+    assert opened.readers == (1 if mapped else 4)
+    assert len(opened.shards) > 3
     random = np.random.default_rng(0)
     for split, rows in whole(folder).items():
-        assert shards.rows(split) == len(rows) > 10
+        assert opened.rows(split) == len(rows) > 10
         for indices in (
             np.arange(len(rows)),
             random.integers(0, len(rows), 200),
             np.array([len(rows) - 1, 0, 0]),
             np.array([], dtype=np.int64),
         ):
-            found = shards.gather(split, indices)
+            found = opened.gather(split, indices)
             assert found.dtype == np.int32
             assert np.array_equal(found, rows[indices])
 
 
 def test_attributes(folder, tokenizer_folder):
-    shards = Shards.open(folder)
-    assert (shards.length, shards.layout, shards.dtype) == (32, "pairs", "uint16")
-    assert shards.vocabulary_size == 300
-    assert shards.tokens == sum(int(rows[:, -1].sum()) for rows in whole(folder).values())
-    assert shards.fingerprint == json.loads((folder / "index.json").read_text())["tokenizer"]
-    assert (shards.tokenizer / "tokenizer.json").is_file()
+    opened = Shards.open(folder)
+    assert (opened.length, opened.layout, opened.dtype) == (32, "pairs", "uint16")
+    assert opened.vocabulary_size == 300
+    assert opened.tokens == sum(int(rows[:, -1].sum()) for rows in whole(folder).values())
+    assert opened.fingerprint == json.loads((folder / "index.json").read_text())["tokenizer"]
+    assert (opened.tokenizer / "tokenizer.json").is_file()
 
 
 def test_index_out_of_range(folder):
-    shards = Shards.open(folder)
-    for wrong in (-1, shards.rows("train")):
+    opened = Shards.open(folder)
+    for wrong in (-1, opened.rows("train")):
         with pytest.raises(IndexError):
-            shards.gather("train", np.array([wrong]))
+            opened.gather("train", np.array([wrong]))
 
 
 def test_digest_depends_on_the_data_only(folder, copy):
@@ -190,3 +186,92 @@ def test_a_shard_that_becomes_shorter_or_vanishes_while_it_is_read(copy):
     path.unlink()
     with pytest.raises(UserError, match=rf"{path.name}' is missing"):
         shards.gather("train", rows)
+
+
+def test_neighbours_are_read_at_once():
+    def runs(*rows):
+        return list(neighbours(np.array(rows)))
+
+    assert runs(5) == [(0, 1)]
+    assert runs(5, 6, 7, 9, 9, 10) == [(0, 3), (3, 4), (4, 6)]
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Every corpus counts as one that is too large to be verified at the start."""
+    monkeypatch.setattr(shards, "VERIFIED_AT_START", 0)
+    monkeypatch.setattr(shards, "MAPPED", 0)
+
+
+def change_a_byte(path):
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.usefixtures("large")
+def test_large_corpora_are_verified_in_the_background(copy):
+    intact = Shards.open(copy).background
+    intact.start()
+    intact.main.join(10)
+    intact.check()
+    change_a_byte(copy / "shard-00002.bin")
+    background = Shards.open(copy).background
+    background.check()  # nothing is known before it starts
+    background.start()
+    background.main.join(10)
+    with pytest.raises(UserError, match=r"shard-00002\.bin' was changed.*electra prepare"):
+        background.check()
+
+
+@pytest.mark.usefixtures("large")
+def test_when_hashes_are_verified_can_be_chosen(copy):
+    change_a_byte(copy / "shard-00001.bin")
+    assert Shards.open(copy, verify="off").background is None
+    with pytest.raises(UserError, match="was changed"):
+        Shards.open(copy, verify="start")
+
+
+@pytest.mark.usefixtures("large")
+def test_files_that_vanish_or_shrink_while_they_are_read_are_reported(copy):
+    opened = Shards.open(copy)
+    everything = np.arange(opened.rows("train"))
+    path = copy / "shard-00001.bin"
+    os.truncate(path, path.stat().st_size - 34 * 2)
+    with pytest.raises(UserError, match=r"shard-00001\.bin' is too short"):
+        opened.gather("train", everything)
+    path.unlink()
+    with pytest.raises(UserError, match=r"shard-00001\.bin' is missing"):
+        opened.gather("train", everything)
+
+
+def open_files():
+    return len(list(Path("/proc/self/fd").glob("*")))  # none where there is no such folder
+
+
+def test_ten_thousand_shards_open_in_seconds_with_few_open_files(folder, tmp_path):
+    """A corpus of 1.1 T tokens in files that are holes."""
+    count, rows = 10_000, 850_000
+    index = json.loads((folder / "index.json").read_text())
+    entry = {"rows": rows, "held_out": 10, "tokens": rows * 128, "sha256": "0" * 64}
+    index["shards"] = [{"file": f"shard-{i:05d}.bin"} | entry for i in range(count)]
+    index["length"] = 128
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    for shard in index["shards"]:
+        with (tmp_path / shard["file"]).open("wb") as file:
+            file.truncate(rows * 130 * 2)
+    with (tmp_path / "shard-09999.bin").open("r+b") as file:  # the last row is 2.2 TB away
+        file.seek(-260, os.SEEK_END)
+        file.write(np.arange(130, dtype=np.uint16).tobytes())
+    begun = time.perf_counter()
+    opened = Shards.open(tmp_path)
+    assert time.perf_counter() - begun < 10  # 0.2 s on an idle machine
+    assert opened.tokens > 1e12
+    before = open_files()
+    last = opened.rows("train") - 1
+    assert last > 2**32
+    some = np.append(np.random.default_rng(0).integers(0, last, 1000), last)
+    found = opened.gather("train", some)
+    assert np.array_equal(found[-1], np.arange(130))
+    assert not found[:-1].any()
+    assert open_files() <= before + 1

@@ -1,22 +1,30 @@
 """The stream of rows: each once in an epoch, in a new order each time, from any position."""
 
+import threading
 from dataclasses import replace
+from unittest.mock import PropertyMock, patch
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from electra.errors import UserError
+from electra.text.background import BackgroundWork
 from electra.text.prepare import prepare
 from electra.text.shards import Shards
 from electra.train.data import (
     DataConfig,
     check_positions,
+    find_shards,
     held_out_rows,
     open_data,
+    row_order,
     rows_at,
     stream,
 )
+from electra.train.distributed import Ranks
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +99,100 @@ def test_an_error_while_reading_ahead_reaches_the_loop(shards, monkeypatch):
         next(stream(shards, 8, 0, 0, torch.device("cpu")))
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    readers=st.integers(1, 9),
+    size=st.sampled_from([1, 2, 3, 4, 6, 8, 24]),
+    position=st.integers(0, 10**12),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_any_number_of_threads_and_ranks_reads_the_same_rows(shards, readers, size, position, seed):
+    cpu = torch.device("cpu")
+    with patch.object(Shards, "readers", PropertyMock(return_value=readers)):
+        streams = [
+            stream(shards, 24, seed, position, cpu, Ranks(rank=rank, size=size))
+            for rank in range(size)
+        ]
+        found = torch.cat([next(s) for _ in range(3) for s in streams])
+        for s in streams:
+            s.close()
+    assert np.array_equal(found.numpy(), rows_at(shards, position, 3 * 24, seed))
+
+
+def test_damage_found_in_the_background_ends_the_stream(shards):
+    found = threading.Event()
+
+    def verify(_):
+        found.wait(10)
+        raise UserError("a shard was changed")
+
+    watched = replace(shards, background=BackgroundWork(verify, [0]))
+    others = stream(watched, 8, 0, 0, torch.device("cpu"), Ranks(rank=1, size=2, local_rank=1))
+    next(others)
+    assert watched.background.main is None  # another process of this machine does it
+    batches = stream(watched, 8, 0, 0, torch.device("cpu"))
+    next(batches)
+    found.set()
+    watched.background.main.join(10)
+    with pytest.raises(UserError, match="was changed"):
+        next(batches)
+
+
+# ------------------------------------------------------------------ the order of a large corpus
+
+ROWS, SHARDS, SAMPLE = 7_812_500_000, 10_000, 200_000
+"""1 T tokens in rows of 128."""
+
+
+def deviations(order: np.ndarray) -> dict[str, float]:
+    """How far an order is from a uniform one, each in standard deviations.
+
+    `order` holds consecutive rows of the stream.
+    """
+
+    def chi_square(counts: np.ndarray) -> float:
+        expected, free = counts.sum() / counts.size, counts.size - 1
+        value = ((counts - expected) ** 2).sum() / expected
+        return float((value - free) / np.sqrt(2 * free))
+
+    shard = order * SHARDS // ROWS
+    found = {"shards": chi_square(np.bincount(shard, minlength=SHARDS))}
+    for begin in range(0, len(order), len(order) // 4):  # of some hundred consecutive batches
+        part = np.bincount(shard[begin : begin + len(order) // 4] // 100, minlength=SHARDS // 100)
+        found[f"shards from {begin}"] = chi_square(part)
+    for lag in (1, 2, 128):  # a row says nothing about those after it
+        pair = (order[:-lag] * 16 // ROWS) * 16 + order[lag:] * 16 // ROWS
+        found[f"pairs {lag} apart"] = chi_square(np.bincount(pair, minlength=256))
+    ranks = np.argsort(np.argsort(order))
+    for name, a, b in (
+        ("rank correlation of neighbours", ranks[:-1], ranks[1:]),
+        ("rank correlation with the position", np.arange(len(ranks)), ranks),
+    ):
+        found[name] = float(np.corrcoef(a, b)[0, 1] * np.sqrt(len(a)))
+    return found
+
+
+@pytest.mark.parametrize("position", [0, 5_000_000_123, 3 * ROWS + 17])
+def test_the_order_is_uniform_over_the_whole_corpus(position):
+    """Also of 1 T tokens, at the beginning, in the middle, and in a later epoch."""
+    order = row_order(ROWS, position, SAMPLE, seed=3)
+    assert len(np.unique(order)) == SAMPLE
+    assert {name: z for name, z in deviations(order).items() if abs(z) > 4.5} == {}
+    some = [17, 4_000, SAMPLE - 1]  # each position is computed on its own
+    assert [int(row_order(ROWS, position + i, 1, seed=3)[0]) for i in some] == list(order[some])
+
+
+def test_a_shuffle_buffer_is_not_uniform():
+    """The statistics notice what they are meant to notice, also a buffer of a whole shard."""
+    rng = np.random.default_rng(0)
+    for buffer in (1_000, ROWS // SHARDS, ROWS // 20):
+        order = np.minimum(np.arange(SAMPLE) + rng.integers(0, buffer, SAMPLE), ROWS - 1)
+        assert deviations(order)["shards"] > 100
+    blocks = rng.integers(0, ROWS - 128, SAMPLE // 128)  # whole blocks in a random order
+    order = (blocks[:, None] + np.arange(128)).reshape(-1)
+    assert deviations(order)["rank correlation of neighbours"] > 100
+
+
 def test_held_out_rows_are_spread_and_the_same_each_time(shards):
     total = shards.rows("held_out")
     everything = shards.gather("held_out", np.arange(total))
@@ -131,3 +233,24 @@ def test_lengths_are_checked(data_folder, corpus, tokenizer_folder, tmp_path):
 def test_a_batch_without_rows_is_refused(batch):
     with pytest.raises(UserError, match=r"data\.batch_size must be at least 1"):
         DataConfig(batch_size=batch)
+
+
+def test_a_bounded_cache_cannot_be_negative():
+    with pytest.raises(UserError, match=r"data\.cache_gb must be at least 0"):
+        DataConfig(cache_gb=-1)
+
+
+def test_shards_at_an_address_are_found_by_their_length(data_folder, tmp_path):
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "32").symlink_to(data_folder)
+    nested, plain = (tmp_path / "both").as_uri(), data_folder.as_uri()
+    assert find_shards(nested, 32) == f"{nested}/32"
+    assert find_shards(plain + "/", 32) == plain + "/"
+    with pytest.raises(UserError, match=r"rows of 32 tokens and the recipe expects 64"):
+        find_shards(plain, 64)
+    with pytest.raises(UserError, match=r"holds no token shards.*uploaded"):
+        find_shards(nested, 64)
+    config = DataConfig(folder=nested, seq_length=32, cache_dir=str(tmp_path / "cache"))
+    opened = open_data(config, positions=32)
+    assert opened.digest == Shards.open(data_folder).digest
+    assert np.array_equal(rows_at(opened, 5, 99, 1), rows_at(Shards.open(data_folder), 5, 99, 1))

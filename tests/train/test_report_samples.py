@@ -7,8 +7,8 @@ from electra.train.report_samples import MAX_TOKENS, SENTENCES, render_samples, 
 from electra.train.run_config import read_run_config
 
 
-def data_of(run: Path) -> Path:
-    return Path(read_run_config(run).data.folder)
+def data_of(run: Path) -> str:
+    return read_run_config(run).data.folder
 
 
 def test_held_out_texts_are_corrupted_and_judged(finished):

@@ -6,17 +6,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.range_server import RangeServer
 from safetensors.torch import load_file
 
 from electra.config import flatten, to_yaml
 from electra.errors import UserError
 from electra.run_dir import GracefulStop
+from electra.text import remote
 from electra.train import checkpoint
 from electra.train.metrics_log import read_metrics
 from electra.train.pretrain import build_objective, resume, start
@@ -359,3 +362,32 @@ def test_a_run_that_begins_while_another_one_is_checked(tiny, tmp_path, console,
     with pytest.raises(UserError, match="already holds a run"):
         start(tiny, out, console)
     assert (out / "config.yaml").read_text() == "of the other process"
+
+
+def test_a_store_that_fails_in_mid_run_leaves_a_run_to_resume(
+    straight, tmp_path, console, monkeypatch
+):
+    """From a web server, with and without a cache, to the bits of the run from the folder."""
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(remote, "DELAYS", (0.01,))
+    config, reference = straight
+    server = RangeServer(Path(config.data.folder))
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    data = replace(config.data, folder=server.url, cache_dir=str(tmp_path / "cache"), cache_gb=0)
+    out, reads = tmp_path / "remote", remote.Store.read_parts
+
+    def failing(self, ranges):
+        if len(checkpoint.checkpoints(out)) > 1:
+            return [ConnectionError("the network is down")] * len(ranges)
+        return reads(self, ranges)
+
+    monkeypatch.setattr(remote.Store, "read_parts", failing)
+    with pytest.raises(UserError, match=r"cannot be read \(the network is down\).*--resume"):
+        start(replace(config, data=data), out, console)
+    assert [c.name for c in checkpoint.checkpoints(out)][:2] == ["step-00000015", "step-00000030"]
+    assert read_run_config(out).data.folder == server.url
+    monkeypatch.setattr(remote.Store, "read_parts", reads)
+    assert resume(out, console, changes=["data.cache_gb=1"]) == 0
+    server.shutdown()
+    server.server_close()
+    same_files(reference, out)

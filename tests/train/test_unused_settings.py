@@ -40,6 +40,12 @@ def test_which_settings_have_no_effect(kind, expected):
     assert unused(*kind) == []
 
 
+def test_the_cache_is_for_stores_and_verification_for_folders():
+    cache = ("data.cache_dir=/x", "data.cache_gb=2.0")
+    assert unused(*cache, "data.verify=off", "data.folder=/shards") == sorted(cache)
+    assert unused(*cache, "data.verify=off", "data.folder=s3://x") == ["data.verify=off"]
+
+
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("kind", ["rtd", "mlm"])
 def test_no_recipe_has_such_a_setting(name, kind):

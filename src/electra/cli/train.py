@@ -56,8 +56,13 @@ def pretrain(
     *,
     out: Annotated[Path, typer.Option(help="The run folder.")],
     data: Annotated[
-        Path | None,
-        typer.Option(help="The folder that `electra prepare` wrote.", show_default=False),
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            help="The folder that `electra prepare` wrote, or an address in an object store, such "
+            "as `s3://bucket/shards`.",
+            show_default=False,
+        ),
     ] = None,
     budget: Annotated[
         str | None,
@@ -138,7 +143,7 @@ def _start_or_resume(
     name: str | None,
     settings: list[str] | None,
     out: Path,
-    data: Path | None,
+    data: str | None,
     options: dict[str, str | None],
     init_from: str | None,
     resume: bool,
@@ -197,7 +202,10 @@ def evaluate(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="A run folder, or one of its checkpoints.")
     ],
-    data: Annotated[Path, typer.Option(help="A folder that `electra prepare` wrote.")],
+    data: Annotated[
+        str,
+        typer.Option(metavar="DATA", help="A folder that `electra prepare` wrote, or its address."),
+    ],
     rows: Annotated[int, typer.Option(help="Maximum number of held-out rows.", min=1)] = 4096,
     as_json: Json = False,
 ) -> None:

@@ -12,7 +12,7 @@ from electra.models.electra import GeneratorConfig, generator_sizes
 from electra.models.encoder import EncoderConfig
 from electra.recipes import recipe
 from electra.recipes.paper import base, large, small
-from electra.text.shards import Shards
+from electra.train.data import load_index
 from electra.train.init_from import InitFromConfig, find_trained_model
 from electra.train.run_config import read_run_config
 from electra.train.scoring import ScoreOnConfig
@@ -23,7 +23,7 @@ SCHEDULE = {"optim.lr", "optim.generator_lr", "optim.warmup"}
 
 
 def continued(
-    name: str | None, model: str, data: Path, budget: str | None
+    name: str | None, model: str, data: str | Path, budget: str | None
 ) -> tuple[PretrainConfig, set[str]]:
     """Return a configuration that starts from a model, and the settings in it that are decided.
 
@@ -43,7 +43,7 @@ def continued(
         config, decided = from_sizes(folder), set()
     # The task of the other run is not this one's.
     config = replace(config, init_from=InitFromConfig(model=model), score_on=ScoreOnConfig())
-    return override(config, [f"data.seq_length={Shards.open(data).length}"]), decided
+    return override(config, [f"data.seq_length={load_index(str(data))['length']}"]), decided
 
 
 def from_sizes(folder: Path) -> PretrainConfig:

@@ -7,10 +7,9 @@ from electra.device import choose_device, choose_precision
 from electra.errors import UserError
 from electra.model_paths import resolve_model
 from electra.objectives.objective import Objective
-from electra.text.shards import INDEX, Shards
 from electra.text.tokenizer import fingerprint, load_tokenizer, load_vocabulary
 from electra.train import checkpoint
-from electra.train.data import check_positions, held_out_rows
+from electra.train.data import check_positions, held_out_rows, open_shards, shard_lengths
 from electra.train.pretrain import build_objective
 from electra.train.run_config import read_run_config
 from electra.train.settings import PretrainConfig
@@ -36,15 +35,15 @@ def last_checkpoint(run: Path) -> Path:
     return saved[-1]
 
 
-def evaluate(run: Path, data: Path, rows: int) -> tuple[Path, dict[str, float]]:
+def evaluate(run: Path, data: str | Path, rows: int) -> tuple[Path, dict[str, float]]:
     """Measure a checkpoint, or a run's last one; return its path and its held-out metrics."""
     last = last_checkpoint(run)
     tokenizer = resolve_model(str(last), "encoder")
     config, objective = restore_run(last)
     # Rows may have any length that the position table allows.
     phase = config.data.phases[-1]
-    nested = (data / str(phase.seq_length) / INDEX).is_file()
-    shards = Shards.open(data / str(phase.seq_length) if nested else data)
+    found = shard_lengths(str(data), phase.seq_length)
+    shards = open_shards(found.get(phase.seq_length, str(data)), config.data)
     check_positions(shards.length, config.model.max_positions)
     if shards.fingerprint != fingerprint(load_tokenizer(tokenizer)):
         raise UserError(

@@ -28,6 +28,7 @@ from electra.objectives.objective import Objective, VocabInfo
 from electra.optim.ema import WeightEma
 from electra.optim.optimizer import build_optimizer
 from electra.run_dir import GracefulStop, check_out_dir
+from electra.text.remote import is_url
 from electra.text.shards import Shards
 from electra.text.tokenizer import (
     Vocabulary,
@@ -106,7 +107,7 @@ def start(
         if config.init_from.model:
             config = resolve_init(config, given)
         config, shards, vocab = resolve_data(config)
-        folder = str(Path(config.data.folder).resolve())  # absolute, to resume from anywhere
+        folder = absolute(config.data.folder)  # to resume from anywhere
         config = replace(config, data=replace(config.data, folder=folder))
         config, scorer = prepare_scoring(config, shards.tokenizer, make_scorer)
     with locked_by_first(ranks, out):
@@ -129,6 +130,11 @@ def start(
             raise
 
 
+def absolute(location: str) -> str:
+    """The absolute path of a folder; an address stays as it is."""
+    return location if is_url(location) else str(Path(location).resolve())
+
+
 def resolve_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabulary]:
     """The configuration with its vocabulary size filled in, the shards and the vocabulary."""
     shards = open_data(config.data, config.model.max_positions)
@@ -143,8 +149,8 @@ def resolve_data(config: PretrainConfig) -> tuple[PretrainConfig, Shards, Vocabu
         return config, shards, vocab
     if config.model.vocab_size not in (0, vocab.size):
         raise UserError(
-            f"model.vocab_size={config.model.vocab_size}, but the tokenizer of {shards.folder} has "
-            f"{vocab.size} ids: leave model.vocab_size at 0."
+            f"model.vocab_size={config.model.vocab_size}, but the tokenizer of {shards.location} "
+            f"has {vocab.size} ids: leave model.vocab_size at 0."
         )
     return replace(config, model=replace(config.model, vocab_size=vocab.size)), shards, vocab
 
@@ -187,7 +193,7 @@ def budget_steps(config: PretrainConfig) -> int | None:
 def resume(
     out: Path,
     console: Console,
-    data: Path | None = None,
+    data: str | Path | None = None,
     *,
     base: PretrainConfig | None = None,
     changes: Sequence[str] = (),
@@ -207,8 +213,8 @@ def resume(
         check_same(config, override(keep_resolved(base or config, config), changes))
         config = override(config, changes)
         if data is not None:  # the shards may have moved; their digest is compared later
-            config = replace(config, data=replace(config.data, folder=str(data.resolve())))
-        elif not Path(config.data.folder).is_dir():
+            config = replace(config, data=replace(config.data, folder=absolute(str(data))))
+        elif not is_url(config.data.folder) and not Path(config.data.folder).is_dir():
             raise UserError(
                 f"'{config.data.folder}', the data of {out}, is not a folder of token shards any "
                 "more: say with --data where it is now."
@@ -222,8 +228,8 @@ def resume(
         with ranks.together():
             if shards.fingerprint != fingerprint(load_tokenizer(out / "tokenizer")):
                 raise UserError(
-                    f"{shards.folder} was prepared with another tokenizer than the run {out}: give "
-                    "the data that the run was started with."
+                    f"{shards.location} was prepared with another tokenizer than the run {out}: "
+                    "give the data that the run was started with."
                 )
             config, scorer = prepare_scoring(config, out / "tokenizer", make_scorer)
             vocab = load_vocabulary(out / "tokenizer")

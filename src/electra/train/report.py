@@ -188,11 +188,11 @@ def _facts(metrics: Metrics) -> list[str]:
     return facts
 
 
-def _data_folder(settings: str) -> Path:
-    """The folder of the shards in a run's configuration."""
+def _data_folder(settings: str) -> str:
+    """The folder or address of the shards in a run's configuration."""
     known = load_yaml(settings, "config.yaml")
     data = known.get("data") if isinstance(known, dict) else None
-    return Path(str(data.get("folder", ""))) if isinstance(data, dict) else Path()
+    return str(data.get("folder", "")) if isinstance(data, dict) else ""
 
 
 def _last(metrics: list[dict[str, Any]], kind: str) -> dict[str, Any]:

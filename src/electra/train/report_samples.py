@@ -10,14 +10,14 @@ from electra.errors import UserError
 from electra.hub import corruption, heat_map, inference
 from electra.hub.folders import load_discriminator, load_generator
 from electra.model_paths import find_model, find_network
-from electra.text.shards import Shards
+from electra.train.data import DataConfig, open_shards
 
 SENTENCES = 4
 MAX_TOKENS = 40
 """Tokens of a sample; the rows of shards are longer."""
 
 
-def render_samples(run: Path, data: Path) -> str:
+def render_samples(run: Path, data: str) -> str:
     """Return samples of a run as HTML; a sentence says why where there are none."""
     try:
         texts = sample_judged(run, data)
@@ -37,9 +37,9 @@ def render_samples(run: Path, data: Path) -> str:
     return f"{heat_map.legend()}{''.join(parts)}"
 
 
-def sample_judged(run: Path, data: Path) -> list[list[heat_map.JudgedToken]]:
+def sample_judged(run: Path, data: str) -> list[list[heat_map.JudgedToken]]:
     """Corrupt some held-out texts with the last checkpoint's generator and judge them."""
-    shards = Shards.open(data)
+    shards = open_shards(data, DataConfig())
     folder = find_model(str(run))
     cpu = torch.device("cpu")
     generator = inference.load_network(load_generator, find_network(folder, "generator"), cpu)

@@ -37,7 +37,7 @@ def load_latest(out: Path, step: Step, shards: Mapping[int, Shards]) -> TrainSta
     state = checkpoint.restore(saved[-1], step.objective, step.optimizer, step.ema)
     if state.data_digest != digest:
         raise UserError(
-            f"{first.folder} is not the data that {out} was started with: give the same shards, "
+            f"{first.location} is not the data that {out} was started with: give the same shards, "
             "or start a new run."
         )
     return state
@@ -66,8 +66,8 @@ def share_state(
     set_rank_random_state(ranks, seed, state.step, random)
     with ranks.together():
         if data_digest(shards) != state.data_digest:
-            folder = next(iter(shards.values())).folder
-            raise UserError(f"{folder} does not hold the same shards on all machines: copy them.")
+            where = next(iter(shards.values())).location
+            raise UserError(f"{where} does not hold the same shards on all machines: copy them.")
     return state
 
 

@@ -20,6 +20,9 @@ from electra.train.scoring import ScoreOnConfig
 MAY_CHANGE_ON_RESUME = frozenset(
     {
         "data.folder",  # its content is compared by digest
+        "data.verify",
+        "data.cache_dir",
+        "data.cache_gb",
         "train.grad_accumulation",
         "train.device",
         "train.threads",

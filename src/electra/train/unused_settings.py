@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator
 
 from electra.config import flatten
 from electra.errors import UserError
+from electra.text.remote import is_url
 from electra.train.settings import PretrainConfig
 
 OF_THE_GENERATOR = ("optim.generator_lr", "optim.generator_eps", "optim.clip_by")
@@ -25,6 +26,11 @@ def unused_settings(config: PretrainConfig) -> Iterator[tuple[str, str]]:
         alone = "objective.kind=mlm has no generator"
         reasons |= dict.fromkeys((*OF_THE_GENERATOR, *OF_SAMPLING), alone)
         reasons["objective.generator_weight"] = alone
+    if is_url(config.data.folder):
+        reasons["data.verify"] = "shards of an object store are verified as they are downloaded"
+    else:
+        local = "the shards are on the local disk"
+        reasons |= dict.fromkeys(("data.cache_dir", "data.cache_gb"), local)
     default = dict(flatten(PretrainConfig()))
     for key, value in flatten(config):
         if key in reasons and value != default[key]:
