@@ -46,6 +46,8 @@ OPTIONAL = {
     "matplotlib",
     "pyarrow",
     "datasets",
+    "datatrove",
+    "ray",
     "mwparserfromhell",
     "tensorboard",
     "torch.utils.tensorboard",

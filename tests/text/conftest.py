@@ -48,8 +48,7 @@ def trained(request, corpus, tmp_path_factory) -> tuple[Tokenizer, Path]:
 @pytest.fixture
 def run(corpus, tokenizer_folder, tmp_path, monkeypatch):
     """`prepare` with small chunks and default arguments."""
-    defaults = readers.read_chunks.__kwdefaults__
-    monkeypatch.setattr(readers.read_chunks, "__kwdefaults__", defaults | {"size": CHUNK})
+    monkeypatch.setattr(readers.chunk_documents, "__kwdefaults__", {"size": CHUNK})
 
     def run(out="shards", inputs=(corpus,), **options):
         options = {"tokenizer": tokenizer_folder, "length": 32, "workers": 1} | options
@@ -104,7 +103,7 @@ from electra.text import readers
 from electra.text.prepare import prepare
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored when run in the background
-    readers.read_chunks.__kwdefaults__["size"] = {chunk}
+    readers.chunk_documents.__kwdefaults__["size"] = {chunk}
     prepare([sys.argv[1]], tokenizer=Path(sys.argv[2]), out=Path(sys.argv[3]), length=32,
             workers=int(sys.argv[4]))
 """

@@ -17,11 +17,7 @@ def folder(corpus, tokenizer_folder, tmp_path_factory):
     """A folder of several shards with held-out rows in each."""
     out = tmp_path_factory.mktemp("shards") / "shards"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            readers.read_chunks,
-            "__kwdefaults__",
-            readers.read_chunks.__kwdefaults__ | {"size": 20_000},
-        )
+        patch.setattr(readers.chunk_documents, "__kwdefaults__", {"size": 20_000})
         prepare([corpus], tokenizer=tokenizer_folder, out=out, length=32, held_out=0.2, workers=1)
     return out
 
