@@ -34,8 +34,8 @@ import numpy as np
 
 from electra.text.encode import encode_with_library, open_tokenizer
 from electra.text.plain_text import read_texts
-from electra.text.prepare import new_job
 from electra.text.sources import find_sources
+from electra.text.tasks import new_job
 from electra.text.tokenizer import load_tokenizer, train_tokenizer
 from electra.text.wordpiece_cache import WordPieceCache
 

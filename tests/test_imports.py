@@ -49,6 +49,8 @@ OPTIONAL = {
     "matplotlib",
     "pyarrow",
     "datasets",
+    "datatrove",
+    "ray",
     "mwparserfromhell",
     "tensorboard",
     "torch.utils.tensorboard",

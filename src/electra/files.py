@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,8 +27,8 @@ def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
 
     What is written later is not on the disk before this file is.
     """
-    # The process id separates two writers of one file.
-    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    # Separates two writers of one file; on two machines they can have the same process id.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}")
     try:
         with temporary.open("wb") as file:
             for part in parts:

@@ -50,8 +50,7 @@ def many_shards(corpus: Path, tokenizer_folder: Path, tmp_path_factory) -> Path:
     """A folder of several shards with held-out rows in each, to be read only."""
     out = tmp_path_factory.mktemp("shards") / "shards"
     with pytest.MonkeyPatch.context() as patch:
-        defaults = readers.read_chunks.__kwdefaults__
-        patch.setattr(readers.read_chunks, "__kwdefaults__", defaults | {"size": CHUNK})
+        patch.setattr(readers.chunk_documents, "__kwdefaults__", {"size": CHUNK})
         prepare([corpus], tokenizer=tokenizer_folder, out=out, length=32, held_out=0.2, workers=1)
     return out
 
@@ -59,8 +58,7 @@ def many_shards(corpus: Path, tokenizer_folder: Path, tmp_path_factory) -> Path:
 @pytest.fixture
 def run(corpus, tokenizer_folder, tmp_path, monkeypatch):
     """`prepare` with small chunks and default arguments."""
-    defaults = readers.read_chunks.__kwdefaults__
-    monkeypatch.setattr(readers.read_chunks, "__kwdefaults__", defaults | {"size": CHUNK})
+    monkeypatch.setattr(readers.chunk_documents, "__kwdefaults__", {"size": CHUNK})
 
     def run(out="shards", inputs=(corpus,), **options):
         options = {"tokenizer": tokenizer_folder, "length": 32, "workers": 1} | options
@@ -115,7 +113,7 @@ from electra.text import readers
 from electra.text.prepare import prepare
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored when run in the background
-    readers.read_chunks.__kwdefaults__["size"] = {chunk}
+    readers.chunk_documents.__kwdefaults__["size"] = {chunk}
     prepare([sys.argv[1]], tokenizer=Path(sys.argv[2]), out=Path(sys.argv[3]), length=32,
             workers=int(sys.argv[4]))
 """

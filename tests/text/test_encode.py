@@ -14,7 +14,7 @@ from electra.text.encode import (
     encode_with_library,
     open_tokenizer,
 )
-from electra.text.prepare import new_job
+from electra.text.tasks import new_job
 from electra.text.wordpiece_cache import WordPieceCache
 
 

@@ -18,7 +18,8 @@ from electra.text.encode import (
     encode_with_library,
     open_tokenizer,
 )
-from electra.text.prepare import new_job, prepare
+from electra.text.prepare import prepare
+from electra.text.tasks import new_job
 from electra.text.tokenizer import train_tokenizer
 from electra.text.wordpiece_cache import (
     IDEOGRAPHS,

@@ -2,11 +2,15 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from electra.cli.console import consoles, lasting, resumable, warn
+from electra.errors import UserError
+
+if TYPE_CHECKING:
+    from electra.text.prepare import Summary
 
 tokenizer_app = typer.Typer(
     help="Train a tokenizer on your text, or check how well one fits it.", no_args_is_help=True
@@ -19,6 +23,14 @@ class Kind(StrEnum):
     wordpiece = "wordpiece"
     bpe = "bpe"
     unigram = "unigram"
+
+
+class Executor(StrEnum):
+    """Where the tasks of a preparation run."""
+
+    local = "local"
+    ray = "ray"
+    slurm = "slurm"
 
 
 class Layout(StrEnum):
@@ -169,8 +181,9 @@ def prepare(
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Number of worker processes; the shards do not depend on it.",
-            show_default="one per core",
+            help="Number of worker processes, on a cluster of tasks at once; the shards do not "
+            "depend on it.",
+            show_default="one per core, on a cluster no limit",
         ),
     ] = None,
     held_out: Annotated[
@@ -180,6 +193,29 @@ def prepare(
         int, typer.Option(help="Random seed for sequence lengths and held-out documents.")
     ] = 1,
     text_field: TextField = "text",
+    tasks: Annotated[
+        int,
+        typer.Option(
+            help="Number of independent tasks, among which the files are distributed. It decides "
+            "which text shares a shard: the same number gives the same shards everywhere."
+        ),
+    ] = 1,
+    executor: Annotated[
+        Executor,
+        typer.Option(
+            help="Where the tasks run: `local`: in processes here. `ray`, `slurm`: on a cluster "
+            "whose nodes share the folders, with datatrove (extra `cluster`)."
+        ),
+    ] = Executor.local,
+    executor_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Option of datatrove's executor, such as `partition=cpu`, `time=8:00:00` or "
+            "`mem_per_cpu_gb=4`; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Tokenize text into shards for pre-training.
 
@@ -189,28 +225,48 @@ def prepare(
     Example: `electra prepare corpus/ --tokenizer tokenizer --out shards --workers 8`
     """
     from electra.text.prepare import check_options, folders_of_lengths, prepare_warnings
-    from electra.text.prepare import prepare as run
-    from electra.text.progress import prepare_table, show_prepare
+    from electra.text.progress import prepare_table
 
-    console, notes = consoles()
+    console, _ = consoles()
     folders = folders_of_lengths(length, out, inputs)
     for each in folders:  # before hours are spent on another one
-        check_options(each, layout.value, workers, held_out, seed)
+        check_options(each, layout.value, workers, held_out, seed, tasks)
     for each, folder in folders.items():
-        with resumable(), show_prepare(notes) as progress:
-            summary = run(
-                inputs,
-                tokenizer=tokenizer,
-                out=folder,
-                length=each,
-                layout=layout.value,
-                workers=workers,
-                held_out=held_out,
-                seed=seed,
-                text_field=text_field,
-                progress=progress,
-            )
+        options: dict[str, Any] = {
+            "tokenizer": tokenizer,
+            "out": folder,
+            "length": each,
+            "layout": layout.value,
+            "workers": workers,
+            "held_out": held_out,
+            "seed": seed,
+            "text_field": text_field,
+            "tasks": tasks,
+        }
+        summary = run_prepare(inputs, executor, executor_option or [], options)
+        if summary is None:
+            typer.echo(f"{folder}: submitted; it is prepared when it has an index.json")
+            continue
         console.print(prepare_table(summary))
         warn(prepare_warnings(summary, text_field))
         status = "already prepared, nothing was changed" if summary.already else "prepared"
         typer.echo(f"{folder}: {status}")
+
+
+def run_prepare(
+    inputs: list[str], executor: Executor, executor_options: list[str], options: dict[str, Any]
+) -> "Summary | None":
+    """Prepare one folder here or on a cluster; None if it is submitted and not done yet."""
+    from electra.text.cluster import Cluster, parse_options, prepare_on_cluster
+    from electra.text.prepare import prepare
+    from electra.text.progress import show_prepare
+
+    if executor is not Executor.local:
+        cluster: Cluster = "ray" if executor is Executor.ray else "slurm"
+        given = parse_options(executor_options)
+        with resumable():
+            return prepare_on_cluster(inputs, cluster=cluster, options=given, **options)
+    if executor_options:
+        raise UserError("--executor-option is for --executor ray or slurm: leave it out.")
+    with resumable(), show_prepare(consoles()[1]) as progress:
+        return prepare(inputs, progress=progress, **options)

@@ -6,26 +6,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError
 from electra.files import is_disk_full
 from electra.run_dir import check_out_dir
-from electra.text.encode import (
-    Chunk,
-    ChunkResult,
-    Job,
-    build_worker,
-    open_tokenizer,
-)
+from electra.text.encode import Chunk, ChunkResult, Job, build_worker
 from electra.text.inspect import unknown_warnings
 from electra.text.layouts import Layout
 from electra.text.pool import WorkerPool
-from electra.text.readers import RecordCounts, read_chunks
-from electra.text.shard_writer import ShardWriter, open_shard_writer
-from electra.text.sources import find_sources, is_pipe
-from electra.text.tokenizer import fingerprint, load_tokenizer, special_names, vocabulary
+from electra.text.readers import RecordCounts, no_text
+from electra.text.shard_writer import ShardWriter, find_finished, open_shard_writer
+from electra.text.sources import is_pipe
+from electra.text.tasks import Plan, new_plan
 
 MIN_LENGTH, MAX_LENGTH = 8, 65535
 
@@ -87,29 +82,35 @@ def prepare(
     held_out: float = 0.01,
     seed: int = 1,
     text_field: str = "text",
+    tasks: int = 1,
     progress: ProgressFn | None = None,
 ) -> Summary:
     """Tokenize the inputs into sequences of `length` tokens and write them as shards to `out`."""
-    check_options(length, layout, workers, held_out, seed)
-    names = [str(name) for name in inputs]
-    sources = find_sources(names)
-    job = new_job(Path(tokenizer), Path(out), length, layout, held_out, seed)
-    request = {
-        "inputs": names,
-        "text_field": text_field,
-        "tokenizer": fingerprint(open_tokenizer(job)),
-        "length": length,
-        "layout": layout,
-        "held_out": held_out,
-        "seed": seed,
-    }
-    sizes = [source.size for source in sources]
-    start = Summary(total_bytes=None if None in sizes else sum(s or 0 for s in sizes))
-    with as_user_error(Path(out)), open_shard_writer(Path(out), request, sources) as writer:
+    check_options(length, layout, workers, held_out, seed, tasks)
+    plan = new_plan(
+        inputs,
+        tokenizer=Path(tokenizer),
+        out=Path(out),
+        length=length,
+        layout=layout,
+        held_out=held_out,
+        seed=seed,
+        text_field=text_field,
+        tasks=tasks,
+    )
+    return run_here(plan, workers, progress)
+
+
+def run_here(plan: Plan, workers: int | None, progress: ProgressFn | None) -> Summary:
+    """Run all tasks in the processes of this machine."""
+    with (
+        as_user_error(plan.folder),
+        open_shard_writer(plan.folder, plan.request, plan.sources) as writer,
+    ):
         if writer.finished:
             return finished_summary(writer)
-        writer.save_tokenizer(job.tokenizer, special_names(Path(tokenizer)))
-        return run(job, writer, start, workers or os.cpu_count() or 1, progress)
+        writer.save_tokenizer(plan.job.tokenizer, plan.names)
+        return run(plan, writer, workers or os.cpu_count() or 1, progress)
 
 
 def prepare_warnings(summary: Summary, text_field: str) -> list[str]:
@@ -144,7 +145,7 @@ def folders_of_lengths(text: str, out: Path, inputs: Sequence[str | Path]) -> di
 
 
 def check_options(
-    length: int, layout: str, workers: int | None, held_out: float, seed: int
+    length: int, layout: str, workers: int | None, held_out: float, seed: int, tasks: int
 ) -> None:
     """Reject options that cannot work."""
     if not MIN_LENGTH <= length <= MAX_LENGTH:
@@ -161,28 +162,15 @@ def check_options(
         )
     if not 0 <= seed < 1 << 63:
         raise UserError(f"--seed is {seed}: choose a number from 0 to 2^63 - 1.")
+    if tasks < 1:
+        raise UserError(f"--tasks is {tasks}: choose 1 or more.")
 
 
-def new_job(path: Path, out: Path, length: int, layout: Layout, held_out: float, seed: int) -> Job:
-    """Load the tokenizer, check its special tokens and collect what the workers need."""
-    tokenizer = load_tokenizer(path)
-    return Job(
-        folder=out,
-        tokenizer=tokenizer.to_str(),
-        vocabulary=vocabulary(tokenizer, special_names(path)),
-        length=length,
-        layout=layout,
-        held_out=held_out,
-        seed=seed,
-    )
-
-
-def run(
-    job: Job, writer: ShardWriter, start: Summary, workers: int, progress: ProgressFn | None
-) -> Summary:
+def run(plan: Plan, writer: ShardWriter, workers: int, progress: ProgressFn | None) -> Summary:
     """Encode every chunk that is not finished yet, then write the index."""
     start_time = time.monotonic()
-    summary = start
+    sizes = [source.size for source in plan.sources]
+    summary = Summary(total_bytes=None if None in sizes else sum(s or 0 for s in sizes))
     report = progress or (lambda summary: None)
     counts = RecordCounts()
 
@@ -193,35 +181,36 @@ def run(
 
     def new_chunks() -> Iterator[Chunk]:
         nonlocal summary
-        chunks = read_chunks(
-            writer.request["inputs"],
-            text_field=writer.request["text_field"],
-            on_bytes=on_bytes,
-            counts=counts,
-        )
-        for number, documents in enumerate(chunks):
-            chunk = number, [d.encode() if isinstance(d, str) else d for d in documents]
-            if earlier := writer.find_finished(chunk):
+        chunks = (plan.chunks_of(rank, on_bytes, counts) for rank in range(plan.tasks))
+        for chunk in chain.from_iterable(chunks):
+            if earlier := find_finished(plan.folder, writer.earlier, chunk):
                 summary = replace(summary, skipped=summary.skipped + bool(earlier.rows))
-                summary = add_result(summary, earlier, job)
+                summary = add_result(summary, earlier, plan.job)
                 writer.add_finished(earlier)
             else:
                 yield chunk
 
-    with chunk_encoder(job, workers) as encode:
+    with chunk_encoder(plan.job, workers) as encode:
         for result in encode(new_chunks()):
             writer.record(result)
-            summary = add_result(summary, result, job)
+            summary = add_result(summary, result, plan.job)
             report(summary)
-    writer.check_sources_unchanged()
-    held_out_rows = writer.write_index(job)
+    complete(plan, writer)
     return replace(
         summary,
-        held_out_rows=held_out_rows,
+        held_out_rows=writer.totals["held_out_rows"],
         records=counts.records,
         empty_records=counts.empty,
         seconds=time.monotonic() - start_time,
     )
+
+
+def complete(plan: Plan, writer: ShardWriter) -> None:
+    """Write the index when all chunks are there."""
+    if not writer.results:
+        raise no_text(plan.request["inputs"])
+    writer.check_sources_unchanged()
+    writer.write_index(plan.job)
 
 
 @contextmanager
@@ -255,11 +244,18 @@ def chunk_encoder(job: Job, workers: int) -> Iterator[EncodeFn]:
         with WorkerPool(partial(build_worker, job), workers) as pool:
             yield pool.map
         return
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one worker, one core
-    encode = build_worker(job)
-    try:
+    with one_core():
+        encode = build_worker(job)
         yield lambda chunks: map(encode, chunks)
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep the `tokenizers` library to one core: one worker, one core."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
     finally:
         if before is None:
             del os.environ["TOKENIZERS_PARALLELISM"]

@@ -45,14 +45,25 @@ def read_chunks(
     size: int = CHUNK_BYTES,
     counts: RecordCounts | None = None,
 ) -> Iterator[list[Document]]:
-    """Yield lists of documents of about `size` bytes; the cuts depend only on the text."""
+    """Yield the documents of the inputs in chunks; no text at all is an error."""
     sources = find_sources([str(name) for name in inputs])
     report = on_bytes or (lambda count: None)
+    documents = read_documents(sources, text_field, report, counts or RecordCounts())
+    empty = True
+    for chunk in chunk_documents(documents, size=size):
+        empty = False
+        yield chunk
+    if empty:
+        raise no_text(inputs)
+
+
+def chunk_documents(
+    documents: Iterable[Document], *, size: int = CHUNK_BYTES
+) -> Iterator[list[Document]]:
+    """Yield lists of documents of about `size` bytes; the cuts depend only on the text."""
     chunk: list[Document] = []
     chunk_size = 0
-    empty = True
-    for document in read_documents(sources, text_field, report, counts or RecordCounts()):
-        empty = False
+    for document in documents:
         chunk.append(document)
         chunk_size += size_in_bytes(document)
         if chunk_size >= size:
@@ -60,10 +71,11 @@ def read_chunks(
             chunk, chunk_size = [], 0
     if chunk:
         yield chunk
-    if empty:
-        raise UserError(
-            f"There is no text in {list_inputs(inputs)}: name inputs that contain text."
-        )
+
+
+def no_text(inputs: Sequence[str | Path]) -> UserError:
+    """Return the error for inputs that are all empty."""
+    return UserError(f"There is no text in {list_inputs(inputs)}: name inputs that contain text.")
 
 
 def size_in_bytes(document: Document) -> int:

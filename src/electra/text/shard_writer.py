@@ -2,11 +2,9 @@
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +19,15 @@ from electra.files import (
     remove_temporary,
     write_atomic,
 )
-from electra.json_types import check_fields, parse_json
 from electra.text.encode import Chunk, ChunkResult, Job, chunk_digest, shard_name
+from electra.text.journal import ESCAPED, Journal
 from electra.text.shards import FORMAT, INDEX, SHARD_NAME, TOKENIZER, read_index
 from electra.text.sources import Source
 from electra.text.tokenizer import save_tokenizer
 
 JOURNAL = "journal.jsonl"
-# File names that are not UTF-8 are escaped; JSON reads the same escape.
-ESCAPED = "backslashreplace"
+TASKS = "tasks"
+"""The folder of the journals that tasks on a cluster write, one each."""
 TOTAL_KEYS = ("documents", "rows", "tokens", "text_tokens", "lost_tokens", "unknown", "text_bytes")
 
 
@@ -38,13 +36,7 @@ def open_shard_writer(
     folder: Path, request: dict[str, Any], sources: list[Source]
 ) -> Iterator["ShardWriter"]:
     """Lock the folder and yield its writer; refuse a folder that holds something else."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"'{folder}' is a file: name a folder with --out.")
-    created = not folder.exists()
-    try:
-        make_folder(folder)
-    except OSError as error:
-        raise UserError(f"'{folder}' cannot be created: {error.strerror}.") from None
+    created = create_folder(folder)
     with locked(folder, f"Another `electra prepare` is writing to '{folder}': wait for it to end."):
         writer = ShardWriter(folder, request, sources)
         if writer.finished:
@@ -52,10 +44,42 @@ def open_shard_writer(
             yield writer
             return
         try:
-            writer.start_journal()
+            writer.remove_temporary()
+            writer.journal.write()
             yield writer
         finally:
             writer.clean_up(created)
+
+
+def create_folder(folder: Path) -> bool:
+    """Create a folder, and return whether it was missing."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"'{folder}' is a file: name a folder with --out.")
+    created = not folder.exists()
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise UserError(f"'{folder}' cannot be created: {error.strerror}.") from None
+    return created
+
+
+def source_entries(sources: list[Source]) -> list[dict[str, Any]]:
+    """Return what the index says about the inputs, by which a change is noticed."""
+    return [{"name": s.name, "size": s.size, "modified": s.modified} for s in sources]
+
+
+def other_request(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> UserError:
+    """Return the error for a folder of other options, which names the differences."""
+    there, here = {"tasks": 1} | there, {"tasks": 1} | here
+    differences = ", ".join(
+        key if key == "tokenizer" else f"{key} {there.get(key)} there, {here[key]} here"
+        for key in here
+        if there.get(key) != here[key]
+    )
+    return UserError(
+        f"'{folder}' holds shards of another preparation (different: {differences}): "
+        "choose another --out, or delete that folder."
+    )
 
 
 class ShardWriter:
@@ -64,8 +88,10 @@ class ShardWriter:
     def __init__(self, folder: Path, request: dict[str, Any], sources: list[Source]) -> None:
         self.folder = folder
         self.request = request
-        self.sources = [{"name": s.name, "size": s.size, "modified": s.modified} for s in sources]
+        self.sources = source_entries(sources)
         self.pipes = [s.name for s in sources if s.pipe]
+        self.journal = Journal(folder / JOURNAL, request)
+        self.tasks: list[Journal] = []
         self.earlier: dict[int, ChunkResult] = {}
         self.results: dict[int, ChunkResult] = {}
         self.totals: dict[str, Any] = {}
@@ -76,7 +102,7 @@ class ShardWriter:
         if (self.folder / INDEX).exists():
             index = read_index(self.folder)
             if index["request"] != self.request:
-                raise self.other_request(index["request"])
+                raise other_request(self.folder, index["request"], self.request)
             if index["sources"] != self.sources:
                 raise UserError(
                     f"'{self.folder}' was prepared from other versions of these files: "
@@ -90,8 +116,8 @@ class ShardWriter:
                 )
             self.totals = index["totals"]
             return True
-        if (self.folder / JOURNAL).exists():
-            self.read_journal()
+        if self.journal.path.exists() or (self.folder / TASKS).is_dir():
+            self.read_journals()
             return False
         foreign = [p.name for p in self.folder.iterdir() if not p.name.endswith(TEMPORARY)]
         if foreign:
@@ -101,59 +127,19 @@ class ShardWriter:
             )
         return False
 
-    def other_request(self, other: dict[str, Any]) -> UserError:
-        """Return the error for a folder of other options, which names the differences."""
-        keys = [key for key in self.request if other.get(key) != self.request[key]]
-        differences = ", ".join(
-            key if key == "tokenizer" else f"{key} {other.get(key)} there, {self.request[key]} here"
-            for key in keys
-        )
-        return UserError(
-            f"'{self.folder}' holds shards of another preparation (different: {differences}): "
-            "choose another --out, or delete that folder."
-        )
-
-    def read_journal(self) -> None:
-        """Load the chunks that an interrupted run has recorded."""
-        lines = (self.folder / JOURNAL).read_bytes().split(b"\n")
-        try:
-            other = dict(parse_json(lines[0])["request"])
-        except (ValueError, KeyError, TypeError):
-            raise UserError(
-                f"'{self.folder / JOURNAL}' is damaged: choose another --out, "
-                "or delete that folder."
-            ) from None
-        if other != self.request:
-            raise self.other_request(other)
-        for line in lines[1:]:
-            # A line that was cut short by a crash only costs its chunk.
-            with suppress(ValueError, TypeError, AttributeError):
-                values = parse_json(line)
-                check_fields(ChunkResult, values)
-                result = ChunkResult(**values)
-                self.earlier[result.number] = result
-
-    def start_journal(self) -> None:
-        """Write the journal: the request and the chunks of an interrupted run."""
-        self.remove_temporary()
-        lines = [{"request": self.request}, *map(asdict, self.earlier.values())]
-        content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        write_atomic(self.folder / JOURNAL, content.encode(errors=ESCAPED))
+    def read_journals(self) -> None:
+        """Load the chunks that an interrupted run, or its tasks on a cluster, have recorded."""
+        self.tasks = [Journal.read(path) for path in sorted(self.folder.glob(f"{TASKS}/*.jsonl"))]
+        main = [Journal.read(self.journal.path)] if self.journal.path.exists() else []
+        for journal in (*main, *self.tasks):
+            if journal.request != self.request:
+                raise other_request(self.folder, journal.request, self.request)
+            self.earlier |= journal.results
+        self.journal.results = dict(self.earlier)
 
     def save_tokenizer(self, content: str, names: dict[str, str]) -> None:
         """Save the tokenizer next to the shards."""
         save_tokenizer(Tokenizer.from_str(content), self.folder / TOKENIZER, names=names)
-
-    def find_finished(self, chunk: Chunk) -> ChunkResult | None:
-        """Return the result of this chunk if its text is the same and its shard is intact."""
-        number, documents = chunk
-        result = self.earlier.get(number)
-        if result is None or result.text != chunk_digest(documents):
-            return None
-        path = self.folder / shard_name(number)
-        if result.rows and not (path.is_file() and file_sha256(path) == result.sha256):
-            return None
-        return result
 
     def add_finished(self, result: ChunkResult) -> None:
         """Add a chunk of an interrupted run."""
@@ -162,10 +148,7 @@ class ShardWriter:
     def record(self, result: ChunkResult) -> None:
         """Add a new chunk, whose shard is on disk, and append it to the journal."""
         self.results[result.number] = result
-        with (self.folder / JOURNAL).open("ab") as file:
-            file.write((json.dumps(asdict(result)) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
+        self.journal.append(result)
 
     def check_sources_unchanged(self) -> None:
         """Refuse inputs that changed while they were read."""
@@ -180,8 +163,8 @@ class ShardWriter:
                     "writes to it; it resumes where it stopped."
                 )
 
-    def write_index(self, job: Job) -> int:
-        """Write the index, which completes the folder, and return the number of held-out rows."""
+    def write_index(self, job: Job) -> None:
+        """Write the index, which completes the folder."""
         results = [self.results[number] for number in sorted(self.results)]
         rows = sum(each.rows for each in results)
         if rows < 2:
@@ -220,18 +203,19 @@ class ShardWriter:
         self.remove_shards(keep={shard_name(each.number) for each in full})
         content = json.dumps(index, indent=1, ensure_ascii=False) + "\n"
         write_atomic(self.folder / INDEX, content.encode(errors=ESCAPED))
+        self.totals = index["totals"]
         self.finished = True
-        return sum(held_out)
 
     def clean_up(self, created: bool) -> None:
         """Remove temporary files, and everything if no chunk was finished."""
         self.remove_temporary()
         if self.finished:
             with suppress(OSError):
-                (self.folder / JOURNAL).unlink()
+                self.journal.path.unlink()
+            shutil.rmtree(self.folder / TASKS, ignore_errors=True)
         elif not self.results and not self.earlier:
             with suppress(OSError):
-                (self.folder / JOURNAL).unlink()
+                self.journal.path.unlink()
             shutil.rmtree(self.folder / TOKENIZER, ignore_errors=True)
             self.remove_shards(keep=set())
             if created:
@@ -246,8 +230,22 @@ class ShardWriter:
 
     def remove_temporary(self) -> None:
         """Remove what an interrupted write has left."""
-        for folder in (self.folder, self.folder / TOKENIZER):
+        for folder in (self.folder, self.folder / TOKENIZER, self.folder / TASKS):
             remove_temporary(folder)
+
+
+def find_finished(
+    folder: Path, earlier: dict[int, ChunkResult], chunk: Chunk
+) -> ChunkResult | None:
+    """Return the earlier result of this chunk if its text is the same and its shard is intact."""
+    number, documents = chunk
+    result = earlier.get(number)
+    if result is None or result.text != chunk_digest(documents):
+        return None
+    path = folder / shard_name(number)
+    if result.rows and not (path.is_file() and file_sha256(path) == result.sha256):
+        return None
+    return result
 
 
 def sum_results(results: list[ChunkResult], held_out_rows: int, job: Job) -> dict[str, Any]:
