@@ -44,7 +44,7 @@ def run_here(arguments: list[str], output: Path, disturb: Disturb | None, given:
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1) for n in (1, 2))
     torch.set_num_threads(1)
     readers.CHUNK_BYTES = 8000
-    readers.read_chunks.__kwdefaults__["size"] = 8000  # several shards of a small text
+    readers.chunk_documents.__kwdefaults__["size"] = 8000  # several shards of a small text
     pretrain.measure_peak = lambda device, dtype: 1e12  # takes longer than the run
     sys.argv = ["electra", *arguments]
     if disturb is not None:
