@@ -218,6 +218,8 @@ def test_answers(tuned, electra, tmp_path):
 def test_classify_needs_a_fine_tuned_model_and_single_texts(tuned, finished):
     with pytest.raises(UserError, match="is not a fine-tuned model"):
         load(finished).classify(TEXTS)
+    with pytest.raises(UserError, match="is a fine-tuned model, not a discriminator"):
+        load(tuned / "classify").detect(TEXTS)
     with pytest.raises(UserError, match="reads single texts: text 2 is something else"):
         load(tuned / "classify").classify([TEXTS[0], (TEXTS[0], TEXTS[1])])
 
