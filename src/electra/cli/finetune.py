@@ -228,14 +228,8 @@ def predict(
     from electra.finetune.predict import predict as run_predict
     from electra.jsonl import to_json
 
-    if out is not None and not out.parent.is_dir():
-        raise UserError(f"There is no folder '{out.parent}' for --out: create it first.")
-    if out is not None and out.is_dir():
-        raise UserError(f"'{out}' is a folder, and --out must be a file: name one in it.")
-    if out is not None and out.exists() and source.exists() and out.samefile(source):
-        raise UserError(
-            f"'{out}' is the input, which the predictions would replace: name another --out."
-        )
+    if out is not None:
+        check_output_file(out, source)
     if precision not in ("auto", "fp32", "bf16"):
         raise UserError(f"--precision {precision}: choose auto, fp32 or bf16.")
     records = run_predict(
@@ -255,6 +249,20 @@ def predict(
     else:
         # Keep a symlink. Path.resolve would raise for circular links.
         write_atomic(Path(os.path.realpath(out)), content)
+
+
+def check_output_file(out: Path, source: Path) -> None:
+    """Refuse an --out that cannot be written, or that is the input."""
+    from electra.errors import UserError
+
+    if not out.parent.is_dir():
+        raise UserError(f"There is no folder '{out.parent}' for --out: create it first.")
+    if out.is_dir():
+        raise UserError(f"'{out}' is a folder, and --out must be a file: name one in it.")
+    if out.exists() and source.exists() and out.samefile(source):
+        raise UserError(
+            f"'{out}' is the input, which the predictions would replace: name another --out."
+        )
 
 
 def probe(
