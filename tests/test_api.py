@@ -101,6 +101,24 @@ def test_encode_equals_transformers(finished, last):
 
 
 @torch.no_grad()
+def test_encode_keeps_the_states_of_a_few_texts(finished, monkeypatch):
+    """Many texts are pooled in chunks; the embeddings and their order stay the same."""
+    from electra import api
+
+    model, sizes = load(finished, "cpu"), []
+    texts = [*TEXTS, "the", "", *TEXTS]
+    wanted = model.encode(texts, "cls")
+    encode = api.inference.encode
+    monkeypatch.setattr(api, "CHUNK", 2)
+    monkeypatch.setattr(
+        api.inference, "encode", lambda m, some: sizes.append(len(some)) or encode(m, some)
+    )
+    np.testing.assert_allclose(model.encode(texts, "cls"), wanted, atol=1e-5)
+    assert max(sizes) == 2
+    assert sum(sizes) == len(texts)
+
+
+@torch.no_grad()
 def test_detect_equals_transformers(finished, last):
     model, inputs = reference("ElectraForPreTraining", last / "discriminator")
     expected = model(**inputs).logits.sigmoid()
@@ -200,6 +218,8 @@ def test_answers(tuned, electra, tmp_path):
 def test_classify_needs_a_fine_tuned_model_and_single_texts(tuned, finished):
     with pytest.raises(UserError, match="is not a fine-tuned model"):
         load(finished).classify(TEXTS)
+    with pytest.raises(UserError, match="is a fine-tuned model, not a discriminator"):
+        load(tuned / "classify").detect(TEXTS)
     with pytest.raises(UserError, match="reads single texts: text 2 is something else"):
         load(tuned / "classify").classify([TEXTS[0], (TEXTS[0], TEXTS[1])])
 
@@ -277,6 +297,12 @@ def test_bad_arguments_are_refused(finished):
         model.encode(TEXTS, "max")
     with pytest.raises(UserError, match="at least one token"):
         model.fill("the [MASK]", top=0)
+    with pytest.raises(UserError, match="at least one token"):
+        model.propose(["the", "baker"], 0, top=-1)
+    with pytest.raises(UserError, match="a list of tokens, not a text"):
+        model.detect_tokens("the")
+    with pytest.raises(UserError, match="name of the model is empty"):
+        load("")
     with pytest.raises(UserError, match="not valid UTF-8"):
         model.encode(["\udcff"])
     with pytest.raises(UserError, match="no model at"):
@@ -369,6 +395,8 @@ def test_what_is_no_text_is_refused(finished, tuned):
         load(tuned / "qa", "cpu").answer("what ?", None)
     with pytest.raises(UserError, match="A text must be a string, not int"):
         load(tuned / "tag", "cpu").tag([["the", 3]])
+    with pytest.raises(UserError, match="a list of texts, not int"):
+        load(tuned / "tag", "cpu").tag([3])
     with pytest.raises(UserError, match="A text must be a string, not int"):
         load(tuned / "choice", "cpu").choose("the", ["a", 1])
 

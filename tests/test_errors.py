@@ -22,6 +22,7 @@ def test_a_missing_library_names_its_extra():
     [
         ("optim.rl", "did you mean 'optim.lr'?"),
         ("train.lr", "did you mean 'optim.lr'?"),  # the last part is right
+        ("learning_rate", "did you mean 'optim.lr'?"),  # its initials
         ("xyz", "there are: data.folder, model.layers, optim.lr."),
     ],
 )

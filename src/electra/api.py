@@ -38,6 +38,8 @@ METHODS = {
     "qa": "answer",
 }
 """The method of `Model` for each kind of fine-tuned model."""
+CHUNK = 1024
+"""Texts whose token states `encode` keeps in memory at a time."""
 
 
 def load(model: str | PathLike[str], device: str | torch.device | None = None) -> "Model":
@@ -107,8 +109,12 @@ class Model:
         """
         if pooling not in ("mean", "cls"):
             raise UserError(f"There is no pooling '{pooling}': use mean or cls.")
-        states = inference.encode(self._encoder, _as_list(texts))
-        pooled = [state.mean(0) if pooling == "mean" else state[0] for state in states]
+        every = _as_list(texts)
+        pooled = [
+            state.mean(0) if pooling == "mean" else state[0].clone()  # a view would keep its batch
+            for begin in range(0, len(every), CHUNK)
+            for state in inference.encode(self._encoder, every[begin : begin + CHUNK])
+        ]
         hidden = self._encoder.network.config.hidden
         found = torch.stack(pooled) if pooled else torch.empty(0, hidden, device=self.device)
         found = found[0] if isinstance(texts, str) else found
@@ -222,19 +228,23 @@ class Model:
     def choose(self, text: str, options: Sequence[str]) -> Record:
         """Return the index of the option that fits a text, with the probability of each."""
         self._check_kind("choose")
-        for part in (text, *_as_list(options)):
+        listed = tuple(_as_list(options))
+        for part in (text, *listed):
             inference.check_text(part)
-        if isinstance(options, str) or len(options) < 2:
+        if len(listed) < 2:
             raise UserError("choose() needs a list of two or more options.")
-        (record,) = self._predict([Choice(id="1", text=text, options=tuple(options))])
+        (record,) = self._predict([Choice(id="1", text=text, options=listed)])
         return record
 
     def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-        """Return a tag for each word of each sentence; a sentence is a list of words."""
+        """Return a tag for each word of each sentence.
+
+        A sentence is a list of words, or a string that is split at spaces.
+        """
         self._check_kind("tag")
         examples = []
         for number, s in enumerate(_as_list(sentences), 1):
-            words = tuple(s.split() if isinstance(s, str) else s)
+            words = tuple(s.split() if isinstance(s, str) else _as_list(s))
             for word in words:
                 inference.check_text(word)
             examples.append(Tagged(id=str(number), words=words))

@@ -34,4 +34,7 @@ def nearest(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if not close:  # only the last part, such as 'lr' for 'optim.lr'
         close = [k for k in known if k.rpartition(".")[2] == name.rpartition(".")[2]][:1]
+    if not close:  # the words of an abbreviation, such as 'learning_rate' for 'lr'
+        initials = "".join(word[:1] for word in name.rpartition(".")[2].split("_"))
+        close = [k for k in known if len(initials) > 1 and k.rpartition(".")[2] == initials][:1]
     return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(sorted(known))}."

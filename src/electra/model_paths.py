@@ -35,6 +35,8 @@ def find_model(model: str) -> Path:
     A folder here comes before an installed model of the same name, with a warning.
     """
     path = Path(model).expanduser()
+    if not model:  # Path("") is the current folder
+        raise UserError("The name of the model is empty: give a run, a folder or a name.")
     if not path.is_dir():
         return find_installed(model) or _download(model)
     if "/" not in model and model in installed_models():

@@ -116,7 +116,8 @@ def test_a_fine_tuned_model(tune, tmp_path, monkeypatch):
 
 
 def test_a_head_that_transformers_lacks(tuned, tmp_path):
-    _, card = exported_card(tuned, tmp_path / "out")
+    matter, card = exported_card(tuned, tmp_path / "out")
+    assert matter["library_name"] == "electra"
     assert "from transformers import" not in card
     assert 'electra.load("out")' in card
 

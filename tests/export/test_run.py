@@ -30,9 +30,16 @@ def test_without_onnx_the_error_names_the_extra(refused, tuned, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_the_default_format(electra, tuned, tmp_path):
-    code, said, _ = electra("export", tuned, "--out", tmp_path / "out")
+def test_the_default_format(electra, tune, tmp_path):
+    model = tune(head="transformers", pool="first")
+    code, said, _ = electra("export", model, "--out", tmp_path / "out")
     assert (code, said) == (0, f"{tmp_path / 'out'}: for transformers\n")
+
+
+def test_a_head_that_transformers_lacks(electra, tuned, tmp_path):
+    code, said, _ = electra("export", tuned, "--out", tmp_path / "out")
+    assert code == 0
+    assert "transformers loads only the encoder of this model" in said
 
 
 def test_an_error_leaves_nothing(finished, tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from electra.finetune.glue import (
     PUBLISHED,
     average,
     markdown,
+    missing_tasks,
     plot_scores,
     run_glue,
     select_tasks,
@@ -263,6 +264,12 @@ def test_select_tasks():
 def row(task: str, median: float = 0.5, failed: tuple[int, ...] = ()) -> dict:
     spread = {"mean": 0.5, "deviation": 0.1, "lowest": 0.2, "highest": 0.9}
     return {"task": task, "metric": "m", "median": median, "seeds": 5, "failed": failed, **spread}
+
+
+def test_missing_tasks_are_named():
+    names = [name for name in AVERAGED if name not in ("cola", "rte")]
+    assert missing_tasks(names, Path("glue")) == ["'glue' lacks cola, rte: no average is computed."]
+    assert missing_tasks([*AVERAGED, "wnli"], Path("glue")) == []
 
 
 def test_average_needs_all_eight_tasks():

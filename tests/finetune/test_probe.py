@@ -215,7 +215,7 @@ def test_errors(refused, both, blimp, tuned, tmp_path):
     command = ("probe", both, "--data", blimp)
     assert "discriminator, generator or both" in refused(*command, "--network", "encoder")
     assert "There is no folder" in refused("probe", both, "--data", tmp_path / "none")
-    assert "not hold the weights of a discriminator" in refused("probe", tuned, "--data", blimp)
+    assert "is a fine-tuned model, not a discriminator" in refused("probe", tuned, "--data", blimp)
     folder = both / "discriminator"
     sentence = refused("probe", folder, "--data", blimp, "--network", "generator")
     assert "not hold the weights of a generator" in sentence

@@ -200,7 +200,7 @@ def test_fine_tune_a_fine_tuned_model(tuned):
     trained, _ = load_task_model(tuned / "model")
     for name, tensor in trained.encoder.state_dict().items():
         assert torch.equal(start.encoder.state_dict()[name], tensor), name
-    with pytest.raises(UserError, match="not hold the weights of a discriminator"):
+    with pytest.raises(UserError, match="is a fine-tuned model, not a discriminator"):
         load_discriminator(tuned / "model")
 
 

@@ -98,6 +98,14 @@ def test_prediction_does_not_need_the_column_of_the_answers(tmp_path):
     assert len(read_question_examples(path, columns=Columns(answer="antwort"))) == 1
 
 
+def test_new_questions_without_the_column(tmp_path):
+    """`electra predict` has no option for the columns, so none is named."""
+    path = tmp_path / "new.csv"
+    path.write_text("ask,context\nWho?,the baker\n")
+    with pytest.raises(UserError, match=r"no column 'question', it has: ask, context\.$"):
+        read_question_examples(path)
+
+
 def test_read_question_examples(tmp_path):
     path = tmp_path / "new.jsonl"
     path.write_text(table({"q": "What?", "context": BARN}))

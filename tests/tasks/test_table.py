@@ -198,6 +198,12 @@ def test_missing_header_hint(tmp_path):
     table = read_table(write(tmp_path, "a.tsv", f"{'a long text ' * 9}\tx\nanother\ty\n"))
     with pytest.raises(UserError, match=r"a long text a.{,40}….*first line of the file must name"):
         table.require("text")
+    table = read_table(write(tmp_path, "b.csv", "good bread,1\nstale bread,0\n"))
+    with pytest.raises(UserError, match="first line of the file must name"):
+        table.require("text")
+    table = read_table(write(tmp_path, "c.csv", "text|label\ngood bread|1\n"))
+    with pytest.raises(UserError, match="Separate the columns by commas"):
+        table.require("text")
 
 
 def test_missing_or_wrong_type_of_text_is_refused(tmp_path):

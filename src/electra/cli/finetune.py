@@ -2,15 +2,21 @@
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from electra.cli.console import consoles, lasting, resumable, warn
 from electra.cli.inference import Model
 from electra.cli.train import Json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from electra.finetune.probe import PhenomenonAccuracy
 
 Settings = Annotated[
     list[str] | None,
@@ -228,14 +234,8 @@ def predict(
     from electra.finetune.predict import predict as run_predict
     from electra.jsonl import to_json
 
-    if out is not None and not out.parent.is_dir():
-        raise UserError(f"There is no folder '{out.parent}' for --out: create it first.")
-    if out is not None and out.is_dir():
-        raise UserError(f"'{out}' is a folder, and --out must be a file: name one in it.")
-    if out is not None and out.exists() and source.exists() and out.samefile(source):
-        raise UserError(
-            f"'{out}' is the input, which the predictions would replace: name another --out."
-        )
+    if out is not None:
+        check_output_file(out, source)
     if precision not in ("auto", "fp32", "bf16"):
         raise UserError(f"--precision {precision}: choose auto, fp32 or bf16.")
     records = run_predict(
@@ -255,6 +255,20 @@ def predict(
     else:
         # Keep a symlink. Path.resolve would raise for circular links.
         write_atomic(Path(os.path.realpath(out)), content)
+
+
+def check_output_file(out: Path, source: Path) -> None:
+    """Refuse an --out that cannot be written, or that is the input."""
+    from electra.errors import UserError
+
+    if not out.parent.is_dir():
+        raise UserError(f"There is no folder '{out.parent}' for --out: create it first.")
+    if out.is_dir():
+        raise UserError(f"'{out}' is a folder, and --out must be a file: name one in it.")
+    if out.exists() and source.exists() and out.samefile(source):
+        raise UserError(
+            f"'{out}' is the input, which the predictions would replace: name another --out."
+        )
 
 
 def probe(
@@ -280,9 +294,6 @@ def probe(
 
     Example: `electra probe runs/first --data blimp`
     """
-    from rich.table import Table
-    from rich.text import Text
-
     from electra.errors import UserError
     from electra.finetune.probe import probe as run_probe
     from electra.finetune.probe import probe_baselines
@@ -306,11 +317,24 @@ def probe(
             whole = {"phenomenon": "all", "accuracy": total[name], "pairs": len(pairs)}
             typer.echo(json.dumps({"network": name, **whole}))
         return
+    print_probe(found, total, len(pairs), console)
+
+
+def print_probe(
+    found: "Mapping[str, Sequence[PhenomenonAccuracy]]",
+    total: Mapping[str, float],
+    pairs: int,
+    console: "Console",
+) -> None:
+    """Print the accuracy of each network or baseline per phenomenon."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table("phenomenon", "pairs", *found)
-    for number, p in enumerate(found[names[0]]):
+    for number, p in enumerate(next(iter(found.values()))):
         accuracies = [f"{each[number].accuracy:.1%}" for each in found.values()]
         table.add_row(Text(p.phenomenon), f"{p.pairs:,}", *accuracies)
     table.add_section()
-    table.add_row("all", f"{len(pairs):,}", *(f"{total[name]:.1%}" for name in found))
+    table.add_row("all", f"{pairs:,}", *(f"{total[name]:.1%}" for name in found))
     console.print(table)
     console.print("Chance level: 50 %.", style="dim")

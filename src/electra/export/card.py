@@ -5,12 +5,11 @@ from pathlib import Path
 from torch import nn
 
 from electra.errors import UserError
-from electra.export.folders import find_source
+from electra.export.folders import Source, find_source, loads_head
 from electra.files import file_sha256
 from electra.finetune.results import RESULTS, read_results, summary
 from electra.finetune.task_model import load_task_model
 from electra.hub.folders import load_encoder
-from electra.hub.heads import TaskCard
 from electra.hub.import_model import load_folders
 from electra.model_paths import find_model
 from electra.models.heads import TaskModel
@@ -62,7 +61,7 @@ def write_card(
     weights = sorted((*folder.rglob("*.safetensors"), *folder.rglob("*.onnx")))
     facts = CardFacts(
         name=place.rpartition("/")[2],
-        access=access_to(place, form, networks, task, revision),
+        access=access_to(place, form, networks, source, revision),
         networks=networks,
         electric=electric,
         task=task,
@@ -74,7 +73,7 @@ def write_card(
 
 
 def access_to(
-    place: str, form: str, networks: dict[str, Network], task: TaskCard | None, revision: str
+    place: str, form: str, networks: dict[str, Network], source: Source, revision: str
 ) -> Access:
     """How readers load what was exported."""
     if form == "onnx":
@@ -87,11 +86,15 @@ def access_to(
         name: f'"{place}", subfolder="{name}"{branch}' if on_hub else f'"{place}/{name}"'
         for name in networks
     }
-    if task is not None:  # one folder; transformers knows its head, or it does not
-        folders = {"model": f'"{place}"{branch}'} if task.head == "transformers" else {}
+    library = "transformers"
+    if source.is_task:
+        if loads_head(source.folder):
+            folders = {"model": f'"{place}"{branch}'}
+        else:  # the Hub must not offer code that loads the model with a random head
+            folders, library = {}, "electra"
     note = f"This is the checkpoint `{revision}` of the run." if revision else ""
     # Commands take no revision.
-    return Access(model="" if revision else place, folders=folders, note=note)
+    return Access(model="" if revision else place, folders=folders, note=note, library=library)
 
 
 def own_scores(folder: Path) -> list[ScoreTable]:

@@ -24,6 +24,10 @@ CONTRASTIVE_STEP = (
     "These are the embeddings of a pre-trained encoder, which are not made for comparing texts: "
     "train the folder with a contrastive loss first (docs/embeddings.md)."
 )
+HEAD_IS_LOST = (
+    "transformers loads only the encoder of this model, because it has no class with the paper's "
+    "head: use electra.load, or fine-tune with head=transformers."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,12 @@ def write_transformers(model: str, staging: Path) -> list[str]:
         copy_file(source.folder, name, staging)
     ensure_tokenizer(source.folder, staging)
     return []
+
+
+def loads_head(folder: Path) -> bool:
+    """Return whether transformers has a class for the head of a fine-tuned model."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config.get("architectures") != ["ElectraModel"]
 
 
 def copy_file(folder: Path, name: str, target: Path) -> None:

@@ -10,10 +10,12 @@ from electra.export.card import write_card
 from electra.export.folders import (
     CONFIG_FILES,
     CONTRASTIVE_STEP,
+    HEAD_IS_LOST,
     check_out,
     copy_file,
     ensure_tokenizer,
     find_source,
+    loads_head,
     write_sentence_transformers,
     write_transformers,
 )
@@ -81,6 +83,8 @@ def export_model(
             folders = write_transformers(model, staging)
             names = f", {' and '.join(folders)}" if folders else ""
             said = [f"{out}: for transformers{names}"]
+            if not folders and not loads_head(staging):
+                said.append(HEAD_IS_LOST)
         else:
             write_sentence_transformers(model, staging)
             said = [f"{out}: for sentence-transformers, with mean pooling", CONTRASTIVE_STEP]

@@ -65,9 +65,9 @@ def run_glue(
     )
     check_out_dir(out, "scores of GLUE", *GLUE)
     tasks = {name: load_glue(name, data) for name in names}
-    for task in tasks.values():
-        for warning in task.warnings:
-            console.print(f"warning: {warning}", highlight=False, markup=False, style="yellow")
+    missing = [] if only else missing_tasks(names, data)
+    for warning in [*missing, *(w for task in tasks.values() for w in task.warnings)]:
+        console.print(f"warning: {warning}", highlight=False, markup=False, style="yellow")
     rows = []
     for name, task in tasks.items():
         start = model
@@ -106,6 +106,12 @@ def select_tasks(
             )
         names.sort(key=lambda name: name != "mnli")
     return names
+
+
+def missing_tasks(names: Sequence[str], data: Path) -> list[str]:
+    """A warning if tasks of the average were not found."""
+    missing = ", ".join(name for name in AVERAGED if name not in names)
+    return [f"'{data}' lacks {missing}: no average is computed."] if missing else []
 
 
 def extra_metrics(name: str, results: Sequence[Result]) -> dict[str, Any]:

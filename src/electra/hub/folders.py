@@ -259,6 +259,11 @@ def load_weights_(network: N, folder: Path) -> N:
 
     Rows that pad the network's token table stay as they are.
     """
+    kind = f"a {type(network).__name__.lower()}"
+    if (folder / "task.json").is_file():
+        raise UserError(
+            f"{folder} is a fine-tuned model, not {kind}: give the model that it was made from."
+        )
     weights = read_weights(folder)
     output = weights.pop("generator_lm_head.weight", None)
     if output is not None and not torch.equal(output, weights.get(TOKEN_TABLE, output[:0])):
@@ -266,7 +271,6 @@ def load_weights_(network: N, folder: Path) -> N:
             f"{folder}: the output weights differ from the token embeddings; only tied ones "
             "are supported."
         )
-    kind = f"a {type(network).__name__.lower()}"
     size = network.encoder.config.vocab_size
     copy_weights(folder, weights, dict(without_padding(named_tensors(network), size)), kind)
     return network.eval()

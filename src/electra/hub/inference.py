@@ -59,6 +59,8 @@ class Loaded(Generic[N]):
 
     def token_ids(self, tokens: Sequence[str]) -> list[int]:
         """Return the ids of tokens; one that is not in the vocabulary is an error."""
+        if isinstance(tokens, str):
+            raise UserError("Give a list of tokens, not a text.")
         ids: list[int] = []
         for token in tokens:
             number = self.tokenizer.token_to_id(token)
@@ -181,8 +183,6 @@ def fill(
 
     A text that is longer than the model allows is cut to a window around each mask.
     """
-    if top < 1:
-        raise UserError(f"top={top}: ask for at least one token.")
     mask_token = str(model.tokenizer.id_to_token(model.vocab.mask))
     for text in texts:
         check_text(text)
@@ -219,6 +219,8 @@ def mask_absent(model: Loaded[Generator], logits: Tensor) -> Tensor:
 
 def most_likely(model: Loaded[Generator], logits: Tensor, top: int) -> list[list[PredictedToken]]:
     """Return the `top` tokens of each row of logits; ids without a token are left out."""
+    if top < 1:
+        raise UserError(f"top={top}: ask for at least one token.")
     vocab = model.vocab
     probs = mask_absent(model, logits).softmax(-1)
     best = probs.topk(min(top, vocab.size - len(vocab.absent)))

@@ -202,8 +202,10 @@ def read_columns(
     table: Table, columns: Columns, *, answers_optional: bool
 ) -> tuple[Iterator[RawQuestion], list[str]]:
     """Read a table with one question per row, and warnings."""
-    question = find_column(table, columns.question, "--text", default="question")
-    context = find_column(table, columns.context, "--pair", default="context")
+    # `electra predict`, where answers are optional, has no options for the columns
+    text, pair = (None, None) if answers_optional else ("--text", "--pair")
+    question = find_column(table, columns.question, text, default="question")
+    context = find_column(table, columns.context, pair, default="context")
     answer = next((found for name in ANSWER_NAMES if (found := table.find(name))), None)
     if columns.answer in table.columns or (
         not answers_optional and columns.answer not in ANSWER_NAMES
@@ -225,7 +227,7 @@ def read_columns(
     return questions, skipped
 
 
-def find_column(table: Table, name: str, option: str, default: str = "") -> str:
+def find_column(table: Table, name: str, option: str | None, default: str = "") -> str:
     """Find a column; the default name matches in any case, others exactly."""
     found = table.find(name) if name == default else None
     if found is None:

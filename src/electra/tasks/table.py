@@ -82,8 +82,10 @@ class Table:
         return ", ".join(shorten(name) for name in self.columns)
 
     def header_hint(self) -> str:
-        """A hint for error messages if the column names look like texts."""
-        if any(len(name) > MAX_SHOWN for name in self.columns):
+        """A hint for error messages if the column names look like a row or like several names."""
+        if len(self.columns) == 1 and "|" in self.columns[0]:
+            return " Separate the columns by commas, semicolons or tabs."
+        if any(len(name) > MAX_SHOWN or name.strip().isdigit() for name in self.columns):
             return " The first line of the file must name the columns."
         return ""
 
