@@ -133,7 +133,7 @@ def test_a_terminal_that_lacks_a_letter_ends_nothing(encoding, finished, data_fo
         (("pretrain", "toy", "--data", "{data}", "--out", "{out}\udcff"), "not valid UTF-8"),
         (("fill", "{run}", "\udcff [MASK]"), "not valid UTF-8"),
         (("report", "{out}"), "is not the folder of a run"),
-        (("report", "{run}", "--out", "{file}"), "cannot be used: File exists"),
+        (("report", "{run}", "--out", "{file}"), "give a folder; report.html is written into it"),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(
@@ -205,7 +205,7 @@ ARRIVING = {
     ),
     "electra.train.evaluate.evaluate": (
         "evaluate r --data d --rows 7",
-        {"run": Path("r"), "data": Path("d"), "rows": 7},
+        {"run": Path("r"), "data": "d", "rows": 7},
     ),
     "electra.finetune.predict.predict": (
         "predict m a.txt --precision bf16",

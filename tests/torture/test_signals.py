@@ -16,13 +16,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def slow_save() -> None:
     """Give the storm time to hit a checkpoint that is being written."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-    export = checkpoint._export_networks
+    export = checkpoint.export_networks
 
     def slow(*given) -> None:
         export(*given)
         time.sleep(0.2)
 
-    checkpoint._export_networks = slow
+    checkpoint.export_networks = slow
 
 
 def test_a_storm_stops_once_and_saves(jobs, undisturbed, tmp_path, dice, many, survived):

@@ -67,6 +67,8 @@ def test_one_process_sends_nothing(monkeypatch):
 class Numbered:
     """Shards whose rows are their numbers."""
 
+    readers, background = 1, None
+
     def __init__(self, total: int) -> None:
         self.total = total
 

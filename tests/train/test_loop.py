@@ -15,7 +15,7 @@ from electra.config import override
 from electra.errors import UserError
 from electra.objectives.rtd import ReplacedTokenDetection
 from electra.text.tokenizer import load_vocabulary
-from electra.train import checkpoint, loop, pretrain
+from electra.train import checkpoint, loop, metric_accumulator, pretrain
 from electra.train.data import open_data, rows_at
 from electra.train.evaluate import evaluate
 from electra.train.metrics_log import read_metrics
@@ -373,6 +373,7 @@ def test_a_time_budget_ends_in_time_and_annealed(tiny, with_train, tmp_path, con
         return original(*arguments)
 
     monkeypatch.setattr(loop, "time", Clock)
+    monkeypatch.setattr(metric_accumulator, "time", Clock)
     monkeypatch.setattr(Step, "__call__", slow)
     start(with_train(tiny, budget="30s", report_every=1), tmp_path / "run", console)
     lines = metrics_of(tmp_path / "run")
@@ -500,6 +501,7 @@ def test_speed_and_peak_share_are_arithmetic(tiny, with_train, tmp_path, console
             return cls.now
 
     monkeypatch.setattr(loop, "time", Clock)
+    monkeypatch.setattr(metric_accumulator, "time", Clock)
     start(with_train(tiny, budget="4steps", report_every=2), tmp_path / "run", console)
     config = read_run_config(tmp_path / "run")
     slots = max_masked(32, 0.15, "round")
