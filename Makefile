@@ -36,10 +36,7 @@ fuzz: .venv/fuzz-installed  ## each reader for FUZZ_SECONDS, guided by coverage;
 	done; test -z "$$failed" || { echo "Crashes of:$$failed. Inputs are in build/fuzz/crashes."; exit 1; }
 
 lock: .venv/audit-installed  ## requirements-lock.txt: the core's versions and their SHA-256
-	mkdir -p build
-	@# PyPI's torch asks for an older NVRTC than the tests of the kernels do.
-	grep -v '^nvidia-cuda-nvrtc=' constraints.txt > build/lock-constraints.txt
-	$(BIN)/uv pip compile pyproject.toml --constraint build/lock-constraints.txt --universal \
+	$(BIN)/uv pip compile pyproject.toml --constraint constraints.txt --universal \
 	  --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url \
 	  --quiet --output-file requirements-lock.txt
 

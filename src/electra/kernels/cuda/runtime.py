@@ -244,6 +244,9 @@ def find_nvrtc() -> ctypes.CDLL:
     found = [path for folder in folders for path in Path(folder).glob(f"*/lib/{name}")]
     for path in (name, *map(str, found)):
         try:
+            if path != name:  # some versions do not look for this part in their own folder
+                for part in Path(path).parent.glob("libnvrtc-builtins.so.*"):
+                    ctypes.CDLL(str(part))
             return ctypes.CDLL(path)
         except OSError:
             continue
