@@ -310,3 +310,12 @@ def test_interrupted_pipe_resumes_with_the_same_text(
     cut, whole = read_files(tmp_path / "cut2"), read_files(tmp_path / "whole")
     del cut["index.json"], whole["index.json"]
     assert cut == whole
+
+
+def test_a_disk_without_room_for_the_folder_is_named(run, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("electra.text.shard_writer.make_folder", full)
+    with pytest.raises(UserError, match="cannot be created: the disk is full"):
+        run()

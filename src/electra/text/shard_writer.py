@@ -14,6 +14,7 @@ from electra.errors import UserError
 from electra.files import (
     TEMPORARY,
     file_sha256,
+    is_disk_full,
     locked,
     make_folder,
     remove_temporary,
@@ -59,7 +60,9 @@ def create_folder(folder: Path) -> bool:
     try:
         make_folder(folder)
     except OSError as error:
-        raise UserError(f"'{folder}' cannot be created: {error.strerror}.") from None
+        full = "the disk is full, free some space and run the same command again"
+        why = full if is_disk_full(error) else error.strerror
+        raise UserError(f"'{folder}' cannot be created: {why}.") from None
     return created
 
 
