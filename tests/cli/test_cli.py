@@ -1,5 +1,6 @@
 """The command line: options, exit codes, one sentence for each mistake."""
 
+import ast
 import inspect
 import os
 import shutil
@@ -32,6 +33,20 @@ def test_idle_threads_sleep_unless_the_user_decides(chosen, policy, tmp_path):
         [sys.executable, "-c", code], env=variables | chosen, capture_output=True, text=True
     )
     assert done.stdout.split() == [policy, "False"]
+
+
+def test_options_with_a_metavar_have_their_name_written_out():
+    """typer 0.27 makes `--DATA` of an option whose metavar is DATA and whose name is implied."""
+    implied = [
+        f"{path.name}:{node.lineno}"
+        for path in Path(cli.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "typer.Option"
+        and any(keyword.arg == "metavar" for keyword in node.keywords)
+        and not node.args
+    ]
+    assert not implied
 
 
 def test_the_program_itself(tmp_path):

@@ -45,6 +45,7 @@ def export(
     push_to_hub: Annotated[
         str | None,
         typer.Option(
+            "--push-to-hub",
             metavar="NAME",
             help="Also upload the folder to the Hugging Face Hub, as `user/model`.",
             show_default=False,

@@ -51,6 +51,7 @@ def import_command(
     extend_vocabulary: Annotated[
         int | None,
         typer.Option(
+            "--extend-vocabulary",
             metavar="N",
             help="Add N pieces to the vocabulary, learned from --text. The embedding of a new "
             "piece starts as the mean of those of its old pieces.",
@@ -61,6 +62,7 @@ def import_command(
     text: Annotated[
         list[str] | None,
         typer.Option(
+            "--text",
             metavar="INPUT",
             help="With --extend-vocabulary: the new text, in any form that `electra prepare` "
             "reads; may be repeated.",

@@ -135,6 +135,7 @@ def study(
     tuning: Annotated[
         list[str] | None,
         typer.Option(
+            "--tuning",
             metavar="KEY=VALUE",
             help="A fine-tuning setting, such as `lr=1e-3`; may be given several times.",
             show_default=False,

@@ -210,6 +210,7 @@ def prepare(
     executor_option: Annotated[
         list[str] | None,
         typer.Option(
+            "--executor-option",
             metavar="KEY=VALUE",
             help="Option of datatrove's executor, such as `partition=cpu`, `time=8:00:00` or "
             "`mem_per_cpu_gb=4`; may be given several times.",

@@ -58,6 +58,7 @@ def pretrain(
     data: Annotated[
         str | None,
         typer.Option(
+            "--data",
             metavar="DATA",
             help="The folder that `electra prepare` wrote, or an address in an object store, such "
             "as `s3://bucket/shards`.",
@@ -204,7 +205,11 @@ def evaluate(
     ],
     data: Annotated[
         str,
-        typer.Option(metavar="DATA", help="A folder that `electra prepare` wrote, or its address."),
+        typer.Option(
+            "--data",
+            metavar="DATA",
+            help="A folder that `electra prepare` wrote, or its address.",
+        ),
     ],
     rows: Annotated[int, typer.Option(help="Maximum number of held-out rows.", min=1)] = 4096,
     as_json: Json = False,
