@@ -55,7 +55,9 @@ def test_units_of_one_rank_compute_what_the_modules_compute(
             found.append(torch.tensor([metrics["loss"]], device="cuda"))
         losses.append(torch.cat(found))
     # Losses and counts; rounding decides a few predictions otherwise
-    torch.testing.assert_close(losses[0], losses[1], rtol=3e-2, atol=5e-3)
+    is_count = losses[0] == losses[0].round()
+    allowed = 3e-2 * losses[0].abs() + torch.where(is_count, 2, 5e-3)
+    assert ((losses[0] - losses[1]).abs() <= allowed).all(), losses
 
 
 @several

@@ -109,7 +109,7 @@ def layernorm_grads(
 ) -> tuple[torch.Tensor, ...]:
     """The gradients of residual and branch, and of the norm's weight and bias and of the bias."""
     grad_branch, behind = guarded(rows, 256, seed.device)
-    count = module.num_partials(rows, 256, seed.device)
+    count = module.layernorm_partials(rows, 256, seed.device)
     partials = torch.full((count, 3, 256), torch.nan, device=seed.device)
     grad_residual = run(partials, seed, p, grad_branch)
     assert (behind == 7).all()

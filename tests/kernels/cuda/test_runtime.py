@@ -37,6 +37,8 @@ KERNELS = {
 NAMES = {f"{source}.{kernel}" for source, kernels in KERNELS.items() for kernel in kernels}
 SPILLED = {"gemm_layernorm": 96}
 """Bytes: the backward kernel spills what is the same for all of its rows."""
+VERBOSE = ("-Xptxas=-v", "--no-cache")
+"""Options that make the assembler report; what comes from NVRTC's cache has no report."""
 SIZES = {"MAP": 128, "int": 4, "float": 4}
 """Bytes of a parameter; pointers have 8."""
 
@@ -48,7 +50,7 @@ def compiled():
         runtime.find_nvrtc()
     except OSError:
         pytest.skip("NVRTC is not installed")
-    return functools.cache(lambda source: runtime.compile_source(source, "-Xptxas=-v"))
+    return functools.cache(lambda source: runtime.compile_source(source, *VERBOSE))
 
 
 def test_sources_are_the_files_of_the_folder():
