@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 
 import pytest
 from tests.torture.jobs import read_checkpoint, said
@@ -35,8 +36,9 @@ def test_a_storm_stops_once_and_saves(jobs, undisturbed, tmp_path, dice, many, s
         time.sleep(dice.uniform(0, 0.6))
         sent = 0
         while process.is_alive() and not said(out).count("Stopped by"):
-            os.kill(process.pid, dice.choice(SIGNALS))
-            sent += 1
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(process.pid, dice.choice(SIGNALS))
+                sent += 1
             time.sleep(dice.uniform(0, 0.02))
         process.join()
         text = said(out)
@@ -61,8 +63,9 @@ def test_a_storm_ends_the_other_commands(name, jobs, undisturbed, tmp_path, dice
         process = job.start(out)
         time.sleep(dice.uniform(0, 0.5))
         while process.is_alive():
-            os.kill(process.pid, dice.choice(SIGNALS))
-            survived()
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, dice.choice(SIGNALS))
+                survived()
             time.sleep(dice.uniform(0, 0.01))
         process.join()
         job.finish(out)

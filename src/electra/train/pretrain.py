@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+import signal
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -260,29 +261,33 @@ def run_loop(
 ) -> int:
     """Build the run, load its latest checkpoint, train, and print how it ended."""
     several = ranks.size > 1
-    with (
-        GracefulStop(patient=several) as stop,
-        build_run(config, out, shards, vocab, console, ranks) as run,
-    ):
-        run.scorer, run.score_every = scorer, config.score_on.every
-        try_phases(run)
-        with ranks.together():
-            if ranks.first:
-                save_config(config, out)
-        log_start(run, config)
-        run.view.print(f"{headline(run, shards)} Kernels: {run.kernels()}.")
-        if config.train.data_parallel == "fsdp":
-            run.view.print(describe_sharding(run.objective, ranks, compiled=config.train.compile))
-        elif run.step.device.type == "cuda" and several:
-            run.view.print(describe_cuda(ranks, config.train.cuda_graph))
-        if scorer is not None:
-            run.view.print(scorer.description)
-        with explain_out_of_memory(run):
-            stopped = train(run, stop)
-        run.free_cuda_graph()  # before the process group ends, which would wait for it
-    if temporary:
+    with GracefulStop(patient=several) as stop:  # until the user knows how to continue
+        with build_run(config, out, shards, vocab, console, ranks) as run:
+            run.scorer, run.score_every = scorer, config.score_on.every
+            try_phases(run)
+            with ranks.together():
+                if ranks.first:
+                    save_config(config, out)
+            log_start(run, config)
+            run.view.print(f"{headline(run, shards)} Kernels: {run.kernels()}.")
+            if config.train.data_parallel == "fsdp":
+                compiled = config.train.compile
+                run.view.print(describe_sharding(run.objective, ranks, compiled=compiled))
+            elif run.step.device.type == "cuda" and several:
+                run.view.print(describe_cuda(ranks, config.train.cuda_graph))
+            if scorer is not None:
+                run.view.print(scorer.description)
+            with explain_out_of_memory(run):
+                stopped = train(run, stop)
+            run.free_cuda_graph()  # before the process group ends, which would wait for it
+        if not temporary:
+            print_end(run, stopped, console)
         return 0 if stopped is None else 128 + stopped
-    last = checkpoint.checkpoints(out) if ranks.first else []
+
+
+def print_end(run: Run, stopped: signal.Signals | None, console: Console) -> None:
+    """Print where the model is; after a signal, also how to continue."""
+    out, last = run.folder, checkpoint.checkpoints(run.folder) if run.ranks.first else []
     if stopped is not None:
         console.print(
             f"Stopped by {stopped.name} at step {run.state.step}; "
@@ -291,12 +296,10 @@ def run_loop(
             soft_wrap=True,
             markup=False,
         )
-        return 128 + stopped
-    if ranks.first:
+    elif run.ranks.first:
         done = f"Done: {run.state.step:,} steps. The model is in {last[-1]}"
-        best = describe_best(read_metrics(out)) if scorer is not None else ""
+        best = describe_best(read_metrics(out)) if run.scorer is not None else ""
         console.print(done + (f"; {best}" if best else ""), soft_wrap=True, markup=False)
-    return 0
 
 
 def log_start(run: Run, config: PretrainConfig) -> None:
