@@ -23,8 +23,10 @@ FLAT = dict.fromkeys(FLOORS, [2.0] * 60)
 def in_process(monkeypatch, electra):
     """The commands of the working tree run here, which saves the imports."""
 
-    def run(source: Path, *arguments: object, processes: int = 1) -> str:
-        assert (source, processes) == (regression.ROOT / "src", 1)
+    def run(
+        source: Path, *arguments: object, processes: int = 1, variables: tuple[str, ...] = ()
+    ) -> str:
+        assert (source, processes, variables) == (regression.ROOT / "src", 1, ())
         code, out, err = electra(*arguments)
         if code:
             raise UserError(err.removeprefix("error: "))
@@ -61,8 +63,6 @@ def test_the_golden_curve_of_the_cpu(in_process):
 def test_the_golden_curve_of_the_h200(in_process):
     if "H200" not in torch.cuda.get_device_name():
         pytest.skip("the curve is that of an H200")
-    if not (regression.GOLDEN / "h200.json").exists():
-        pytest.skip("not recorded yet: test_curve_gpu.py has the curve before it")
     code, out = invoke("check", "h200")
     assert code == 0, out
     assert "fused encoder (CUDA)" in out
@@ -95,11 +95,11 @@ def test_tolerance_is_five_standard_deviations():
     assert found.mean["mlm_loss"] == pytest.approx([mean] * 6)
     assert found.std["mlm_loss"] == pytest.approx([std] * 6, rel=1e-5)
     assert found.tolerance("mlm_loss") == pytest.approx([5 * std / mean] * 6, rel=1e-4)
-    assert found.tolerance("detection_loss") == [2e-3] * 6, "never below the floor"
+    assert found.tolerance("detection_loss") == [8e-3] * 6, "never below the floor"
     # Neighbours count: the spread of one window is spread over five on each side
     one = replace(found, std={"mlm_loss": [0.0] * 9 + [std]}, mean={"mlm_loss": [mean] * 10})
     tolerance = one.tolerance("mlm_loss")
-    assert tolerance[:4] == [1e-3] * 4
+    assert tolerance[:4] == [4e-3] * 4
     assert tolerance[9] == pytest.approx(5 * std / mean / 6**0.5, rel=1e-4)
 
 
