@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 BIN = .venv/bin
+MODELS = $(addprefix ./,$(wildcard weights/*/.))
 
 .PHONY: demo test test-gpu torture check docs format fuzz lock audit clean
 
@@ -48,8 +49,8 @@ format: .venv/dev-installed
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-.venv/%-installed: pyproject.toml constraints.txt | .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]'
+.venv/%-installed: pyproject.toml constraints.txt $(wildcard weights/*/pyproject.toml) | .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]' $(MODELS)
 	touch $@
 
 .venv:

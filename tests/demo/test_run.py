@@ -32,6 +32,20 @@ def test_demo_runs_and_replaces_an_earlier_one(quick, tmp_path, console):
     run.run_demo(out, "2steps", console)
 
 
+def test_the_second_act_shows_the_released_model(quick, installed, monkeypatch, tmp_path, console):
+    installed("tiny-model-xx")
+    monkeypatch.setattr(run, "RELEASED_MODEL", "tiny-model-xx")
+    run.run_demo(tmp_path / "demo", "2steps", console)
+    first, second = console.file.getvalue().split("The same with the released model, tiny-model-xx")
+    originals = [line for line in first.splitlines() if line.startswith("original  ")]
+    assert originals
+    assert [line for line in second.splitlines() if line.startswith("original  ")] == originals
+    (accuracy,) = json.loads((tmp_path / "demo" / "demo.json").read_text())["order_accuracy"][
+        "released"
+    ]
+    assert f"word order task: {accuracy:.1%} (one seed" in second
+
+
 def test_a_folder_with_other_files_is_refused(tmp_path, console):
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(UserError, match="not from an earlier demo"):

@@ -1,4 +1,5 @@
-"""`electra demo`: train a tokenizer, pre-train a small model, evaluate it and fine-tune it."""
+"""`electra demo`: train a tokenizer and a small model, evaluate it, fine-tune it, and compare it
+with the released one."""
 
 import json
 import shutil
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from electra.api import load
 from electra.config import override
 from electra.demo.speeches import (
     Sentence,
@@ -26,6 +28,7 @@ from electra.finetune.run import finetune
 from electra.finetune.settings import FinetuneConfig
 from electra.hub.folders import export
 from electra.hub.highlight import highlight
+from electra.model_packages import installed_models
 from electra.models.electra import build_pair
 from electra.recipes import recipe
 from electra.tasks import examples
@@ -55,6 +58,9 @@ FINETUNE = FinetuneConfig(
     pool="max",  # one layer is too few to summarize a sentence in [CLS]
     device="cpu",
 )
+
+RELEASED_MODEL = "electra-small-en"
+FINETUNE_RELEASED = FinetuneConfig(epochs=2, batch_size=16, max_length=SEQ_LENGTH, device="cpu")
 
 NEXT_STEPS = """\
 Now with your own text:
@@ -87,11 +93,16 @@ def run_demo(out: Path, budget: str | None, console: Console) -> None:
     print_heading(console, 4, "Evaluation on held-out text")
     metrics = checkpoint.read_state(checkpoint.checkpoints(out / "run")[-1]).held_out
     print_metrics(console, metrics)
-    print_detections(console, out / "run", sample_sentences(held_out, 6, seed=4)[::2])
+    sentences = sample_sentences(held_out, 6, seed=4)[::2]
+    print_detections(console, out / "run", sentences)
     picture, page = write_report([out / "run"], out)
     console.print(f"Curves: {picture}   Page: {page}", soft_wrap=True, markup=False)
     print_heading(console, 5, "Fine-tuning: are the words of a sentence in order?")
-    scores = compare_finetuning(console, out / "run", speeches, held_out)
+    task = word_order_task(console, speeches, held_out)
+    scores = compare_finetuning(console, out / "run", task)
+    if RELEASED_MODEL in installed_models():
+        print_heading(console, 6, f"The same with the released model, {RELEASED_MODEL}")
+        scores["released"] = show_released(console, out, sentences, task)
     seconds = time.monotonic() - started
     result = {"seconds": round(seconds, 1), "held_out": metrics, "order_accuracy": scores}
     (out / RESULTS).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
@@ -155,18 +166,30 @@ def print_detections(console: Console, run: Path, sentences: list[Sentence]) -> 
         output = objective(*objective.mask_batch(stored))
         inner = slice(1, len(row) - 1)
         tokens = [tokenizer.id_to_token(i) or "" for i in output.corrupted[0].tolist()][inner]
-        replaced = output.replaced[0].tolist()[inner]
         probabilities = output.logits[0].sigmoid().tolist()[inner]
-        console.print()
-        console.print(Text("original  ", style="dim").append(sentence.text, style="default"))
-        console.print(Text("corrupted", style="dim").append_text(mark_replaced(tokens, replaced)))
-        detected = highlight(zip(tokens, probabilities, strict=True))
-        console.print(Text("detected  ", style="dim").append_text(detected))
+        print_detection(
+            console, sentence.text, tokens, output.replaced[0].tolist()[inner], probabilities
+        )
     console.print(
         "\n<yellow>: replaced by the generator. [red background]: detected by the discriminator.",
         markup=False,
         highlight=False,
     )
+
+
+def print_detection(
+    console: Console,
+    original: str,
+    tokens: list[str],
+    replaced: list[bool],
+    probabilities: list[float],
+) -> None:
+    """Show a sentence, its corrupted form, and what the discriminator detects."""
+    console.print()
+    console.print(Text("original  ", style="dim").append(original, style="default"))
+    console.print(Text("corrupted", style="dim").append_text(mark_replaced(tokens, replaced)))
+    detected = highlight(zip(tokens, probabilities, strict=True))
+    console.print(Text("detected  ", style="dim").append_text(detected))
 
 
 def mark_replaced(tokens: list[str], replaced: list[bool]) -> Text:
@@ -181,19 +204,28 @@ def mark_replaced(tokens: list[str], replaced: list[bool]) -> Text:
     return text
 
 
-def compare_finetuning(
-    console: Console, run: Path, speeches: list[Speech], held_out: list[Speech]
-) -> dict[str, list[float]]:
-    """Fine-tune the pre-trained model and a randomly initialized one on the word order task."""
-    config = read_run_config(run)
+def word_order_task(
+    console: Console, speeches: list[Speech], held_out: list[Speech]
+) -> examples.Task:
+    """Make the task: in half of the sentences, three pairs of neighbouring words are swapped."""
     train = sample_sentences(speeches, TRAIN_EXAMPLES, seed=0)
     dev = sample_sentences(held_out, DEV_EXAMPLES, seed=1)
-    task = examples.Task(
+    console.print(
+        f"{len(train)} labelled sentences for training and {len(dev)} of held-out messages for "
+        "evaluation; in half of them, three pairs of neighbouring words are swapped.",
+        highlight=False,
+    )
+    return examples.Task(
         name="order",
         kind="classify",
         splits={"train": to_examples(train), "dev": to_examples(dev)},
         labels=("in order", "out of order"),
     )
+
+
+def compare_finetuning(console: Console, run: Path, task: examples.Task) -> dict[str, list[float]]:
+    """Fine-tune the pre-trained model and a randomly initialized one."""
+    config = read_run_config(run)
     torch.manual_seed(0)
     vocab = load_vocabulary(run / "tokenizer")
     untrained = run.parent / "tuned" / "untrained"
@@ -212,13 +244,37 @@ def compare_finetuning(
         seeds = " ".join(f"{v:.1%}" for v in values)
         table.add_row(name, f"{statistics.median(values):.1%} (median)", seeds)
     table.add_row("guessing", "50.0%", "")
-    console.print(
-        f"{len(train)} labelled sentences for training and {len(dev)} of held-out messages for "
-        "evaluation; in half of them, three pairs of neighbouring words are swapped.",
-        highlight=False,
-    )
     console.print(table)
     return scores
+
+
+def show_released(
+    console: Console, out: Path, sentences: list[Sentence], task: examples.Task
+) -> list[float]:
+    """Show the same sentences and the same task with the released model."""
+    console.print(
+        "An encoder of the usual size, 13.5 M parameters in 12 layers, trained on a GPU. It has "
+        "its own, better generator, so that the replaced tokens are harder to detect.",
+        highlight=False,
+    )
+    model = load(RELEASED_MODEL, device="cpu")
+    for number, sentence in enumerate(sentences):
+        corrupted = model.corrupt(sentence.text, seed=number)
+        tokens = [token.token for token in corrupted]
+        replaced = [token.replaced for token in corrupted]
+        print_detection(console, sentence.text, tokens, replaced, model.detect_tokens(tokens))
+    tuned = out / "tuned" / "released"
+    (result,) = finetune(
+        *(RELEASED_MODEL, task, tuned, range(1), FINETUNE_RELEASED, console), warn_truncation=False
+    )
+    accuracy = float(result["accuracy"])
+    console.print(
+        f"\nFine-tuned on the word order task: {accuracy:.1%} (one seed, "
+        f"{FINETUNE_RELEASED.epochs:.0f} passes)",
+        markup=False,
+        highlight=False,
+    )
+    return [accuracy]
 
 
 def to_examples(sentences: list[Sentence]) -> list[examples.Sentence]:
