@@ -89,7 +89,7 @@ def study(
         str | None,
         typer.Option(
             help="FLOPs of each arm, such as 5e16flops; for `efficiency` also several, such as "
-            "2e16flops,6e16flops,25min.",
+            "2e16flops,6e16flops,25min; for `ablation` also a time or a number of steps.",
             show_default="the scale's",
         ),
     ] = None,
@@ -107,6 +107,15 @@ def study(
             show_default="the recipe's",
         ),
     ] = "",
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME: KEY=VALUE ...",
+            help="An arm of `ablation`, such as `no dropout: model.dropout=0`; may be given "
+            "several times.",
+            show_default=False,
+        ),
+    ] = None,
     arms: Annotated[
         str, typer.Option(help="Only these arms, such as `ELECTRA,BERT`.", show_default="all")
     ] = "",
@@ -150,13 +159,16 @@ def study(
         int, typer.Option(min=0, help="Pairs of each BLiMP file; 0 means all.")
     ] = 0,
 ) -> None:
-    """Reproduce a table or a figure of the paper: all arms at equal FLOPs, on the same data.
+    """Reproduce a table or a figure of the paper, or try changes of your own (`ablation`).
 
     The output folder gets a run for each arm and seed under `runs`, a line for each of them in
     `results.jsonl`, and `table.md`, `figure.png` and `page.md` with the paper's numbers and ours.
     Ctrl-C saves; the same command continues with what is missing, and can add seeds or scores.
 
     Example: `electra study objectives --data shards --out studies/objectives --blimp blimp`
+
+    Example: `electra study ablation --arm "wide: model.hidden=192" --arm optim.lr=1e-3 --data
+    shards --out studies/mine --blimp blimp`
     """
     import shlex
     import sys
@@ -165,6 +177,7 @@ def study(
     from electra.config import override
     from electra.errors import UserError
     from electra.finetune.settings import FinetuneConfig
+    from electra.studies.ablation import ABLATION
     from electra.studies.learning_rate import read_rates
     from electra.studies.paper import STUDIES, find_study
     from electra.studies.run import run_study
@@ -180,8 +193,9 @@ def study(
     if name is None:
         for known, build in STUDIES.items():
             typer.echo(f"{known:20}{build(SCALES['tiny']).title}")
+        typer.echo(f"{ABLATION:20}Changes to a recipe, one at a time: your own arms")
         return
-    chosen = find_study(name, find_scale(scale))
+    chosen = find_study(name, find_scale(scale), arm or [])
     rates = read_rates(learning_rates)
     check_overrides(chosen, settings or [], rates)  # before some arms are left out
     if budget is not None:

@@ -3,9 +3,10 @@
 Arms carry the score that the paper prints; where it has only a figure, they have none.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from electra.errors import UserError, nearest
+from electra.studies.ablation import ABLATION, ablation
 from electra.studies.study import Arm, Scale, Study, recipe_flops
 
 BERT = ("objective.kind=mlm", "objective.mask_token_prob=0.8", "objective.random_token_prob=0.1")
@@ -181,8 +182,15 @@ STUDIES: dict[str, Callable[[Scale], Study]] = {
 }
 
 
-def find_study(name: str, scale: Scale) -> Study:
-    """Return the study with that name at a scale."""
+def find_study(name: str, scale: Scale, arms: Sequence[str] = ()) -> Study:
+    """Return the study with that name at a scale; `arms` are those of an ablation."""
+    if name == ABLATION:
+        return ablation(scale, arms)
     if name not in STUDIES:
-        raise UserError(f"There is no study '{name}': {nearest(name, list(STUDIES))}")
+        raise UserError(f"There is no study '{name}': {nearest(name, [*STUDIES, ABLATION])}")
+    if arms:
+        raise UserError(
+            f"--arm adds an arm to the study {ABLATION}; those of {name} are fixed, and --arms "
+            "selects some of them."
+        )
     return STUDIES[name](scale)

@@ -70,6 +70,7 @@ def write_report(
         costs_table(arms),
         diagnostics_table(arms),
         rate_losses,
+        "" if study.from_paper else settings_table(study),
     ]
     text = "\n".join(filter(None, tables))
     write_atomic(out / TABLE, text.encode())
@@ -100,11 +101,11 @@ def scores_table(study: Study, arms: Sequence[ArmResults]) -> str:
     """Return our scores and the paper's; for bars also the differences from the first arm."""
     rates = any(arm.learning_rate for arm in study.arms)
     header = ["arm", *["learning rate"] * rates, "score", "sd", "lowest", "highest", "seeds"]
-    header.append("paper")
+    header += ["paper"] * study.from_paper
     first = study.arms[0]
     compared = study.chart == "bars" and bool(arms) and arms[0].arm == first
     if compared:
-        header += [f"minus {first.name}", "the same in the paper"]
+        header += [f"minus {first.name}", *["the same in the paper"] * study.from_paper]
     rows = []
     for results in arms:
         scores, paper = results.scores, results.arm.paper_score
@@ -115,15 +116,13 @@ def scores_table(study: Study, arms: Sequence[ArmResults]) -> str:
             *[results.arm.learning_rate] * rates,
             *map(format_number, numbers),
             str(len(scores)),
-            format_number(paper),
+            *[format_number(paper)] * study.from_paper,
         ]
         if compared:
             known = paper is not None and first.paper_score is not None
             gap = paper - first.paper_score if known else None  # type: ignore[operator]
-            row += [
-                format_number(results.mean - arms[0].mean, "+.1f"),
-                format_number(gap, "+.1f"),
-            ]
+            row.append(format_number(results.mean - arms[0].mean, "+.1f"))
+            row += [format_number(gap, "+.1f")] * study.from_paper
         rows.append(row)
     return markdown_table(header, rows)
 
@@ -145,6 +144,12 @@ def costs_table(arms: Sequence[ArmResults]) -> str:
         numbers = [f"{run['steps']:,}", *(f"{c:.3g}" for c in costs), f"{seconds:,.0f}"]
         rows.append([arm.arm.name, *numbers])
     return markdown_table(header, rows)
+
+
+def settings_table(study: Study) -> str:
+    """Return what each arm changes."""
+    rows = [[arm.name, " ".join(f"`{o}`" for o in arm.overrides) or "–"] for arm in study.arms]
+    return markdown_table(["arm", "settings"], rows)
 
 
 DIAGNOSTICS = {
@@ -200,15 +205,10 @@ def conditions(
 ) -> str:
     """Return how the numbers were made and what you may compare them with."""
     seeds = ", ".join(map(str, sorted({r["seed"] for r in results})))
-    budget = (
-        "the budget in its name"
-        if any(arm.budget for arm in study.arms)
-        else f"{study.budget:.4g} FLOPs by our count (or for its fraction of them)"
-    )
     notes = [
-        f"- Every arm trains for {budget}, on the same text; with the same seed, all arms read it "
-        "in the same order. The paper's rules count FLOPs differently, so arms that are equal here "
-        "differ by them.",
+        f"- Every arm trains for {describe_budget(study)}, on the same text; with the same seed, "
+        "all arms read it in the same order. The paper's rules count FLOPs differently, so arms "
+        "that are equal here differ by them.",
         f"- Seeds of pre-training: {seeds}. `sd`, `lowest` and `highest` are over them; a "
         "difference that is not clearly larger may be chance.",
         f"- {describe_score(scorers)}",
@@ -219,7 +219,7 @@ def conditions(
             "with seed 0; the scores had no part in the choice."
         )
     tasks = {scorer.name for scorer in scorers if isinstance(scorer, TaskScorer)}
-    if tasks != set(AVERAGED):
+    if study.from_paper and tasks != set(AVERAGED):
         notes.append(
             "- The paper's score is the mean of eight GLUE tasks. Ours is another measure: "
             "compare the order and the distances of the arms, not the numbers."
@@ -236,6 +236,14 @@ def conditions(
     made = {f"{r['hardware']}, electra {r['version']}, torch {r['torch']}" for r in results}
     notes.append(f"- Made on {'; '.join(sorted(made))}.")
     return "\n".join(notes) + f"\n\n```bash\n{command}\n```\n"
+
+
+def describe_budget(study: Study) -> str:
+    """Return how long each arm trains."""
+    budgets = {arm.budget for arm in study.arms}
+    if budgets == {""}:
+        return f"{study.budget:.4g} FLOPs by our count (or for its fraction of them)"
+    return budgets.pop() if len(budgets) == 1 else "the budget in its name"
 
 
 def describe_score(scorers: Sequence[Scorer]) -> str:

@@ -86,6 +86,8 @@ class Study:
     recipe: str
     budget: float
     """FLOPs of an arm, as counted by `models/flops.py`."""
+    from_paper: bool = True
+    """Whether it repeats a comparison of the paper; otherwise its arms are the user's own."""
 
 
 def find_scale(name: str) -> Scale:
@@ -128,6 +130,9 @@ def set_budget(study: Study, text: str) -> Study:
     A list of budgets gives each curve of a study of compute an arm for each of them.
     """
     budgets = [part.strip() for part in text.split(",")]
+    if len(budgets) == 1 and not study.from_paper:
+        parse_budget(text)
+        return replace(study, arms=tuple(replace(arm, budget=text) for arm in study.arms))
     if len(budgets) == 1:
         return replace(study, budget=parse_flops_budget(text))
     if study.x_axis != "FLOPs":
@@ -159,7 +164,8 @@ def parse_flops_budget(text: str) -> float:
 
 def check_overrides(study: Study, overrides: Sequence[str], rates: Sequence[str] = ()) -> None:
     """Refuse settings that the study itself controls; `rates` are those of `--learning-rates`."""
-    varied = {o.partition("=")[0] for arm in study.arms for o in arm.overrides}
+    arms = study.arms if study.from_paper else ()  # one's own arms change what all arms have
+    varied = {o.partition("=")[0] for arm in arms for o in arm.overrides}
     fixed = {
         "train.budget": "give --budget instead",
         "train.seed": "give --seeds instead",
