@@ -30,11 +30,8 @@ ALLOWED = {
 ALLOWED["recipes"] = ALLOWED["bench"] = {*ALLOWED["train"], "train"}
 ALLOWED["finetune"] = {*ALLOWED["train"], "train", "tasks"}
 ALLOWED["trainer"] = {*ALLOWED["recipes"], "recipes"}
-ALLOWED["studies"] = ALLOWED["demo"] = ALLOWED["release"] = {
-    *ALLOWED["finetune"],
-    "finetune",
-    "recipes",
-}
+ALLOWED["studies"] = ALLOWED["release"] = {*ALLOWED["finetune"], "finetune", "recipes"}
+ALLOWED["demo"] = {*ALLOWED["studies"], "api"}
 ALLOWED["export"] = {*ALLOWED["release"], "release"}
 ALLOWED["play"] = {*ALLOWED["finetune"], "finetune", "api"}
 OPTIONAL = {
