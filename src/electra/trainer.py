@@ -239,6 +239,8 @@ def paper_optimizers(
     config = config or OptimConfig()
     if steps < 1 or not config.lr:
         raise UserError("paper_optimizers needs at least one step and a learning rate above 0.")
+    if config.kind != "adam":
+        raise UserError(f"paper_optimizers builds the paper's Adam, not {config.kind}.")
     groups: Any = build_optimizer(model.objective, config, kernels=False)
     optimizer = ScheduledPaperAdam(
         groups.param_groups, clip=config.clip, clip_by=config.clip_by, kernels=False

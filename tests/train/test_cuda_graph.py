@@ -17,6 +17,8 @@ SETTINGS = {
     "micro-batches": ("train.grad_accumulation=4",),
     "two stages": TWO_STAGES,
     "average": ("optim.ema=0.9",),
+    "muon": ("optim.kind=muon",),
+    "muon, two stages": ("optim.kind=muon", *TWO_STAGES),
     "mask rate schedule": ("objective.mask_rate=0.05", "objective.mask_rate_end=0.5"),
 }
 

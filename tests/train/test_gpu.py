@@ -113,6 +113,7 @@ VARIANTS = {
     "gdes": ("generator.tie=gdes",),
     "unigram": ("generator.kind=unigram",),
     "all shared": ("generator.tie=all", "generator.width=1"),
+    "muon": ("optim.kind=muon",),
 }
 
 
@@ -198,8 +199,9 @@ def test_another_phase_has_another_graph(on_cuda, tmp_path, console, data_folder
 
 
 @pytest.fixture
-def build_run(on_cuda, tmp_path, console):
+def build_run(request, on_cuda, tmp_path, console):
     """A run on the device after its dry run, and its first rows."""
+    on_cuda = override(on_cuda, getattr(request, "param", ()))
     shards = open_data(on_cuda.data, on_cuda.model.max_positions)
     vocab = load_vocabulary(shards.tokenizer)
     config = replace(on_cuda, model=replace(on_cuda.model, vocab_size=vocab.size))
@@ -240,6 +242,7 @@ def test_each_replay_has_its_learning_rate(build_run):
     assert changed(run, before) > 100 * little
 
 
+@pytest.mark.parametrize("build_run", [(), ("optim.kind=muon",)], indirect=True)
 def test_copies_of_matrices_are_as_their_parameters(build_run):
     """After replays, which write both, and when something else has changed a parameter."""
     run, rows, _ = build_run

@@ -123,9 +123,10 @@ def test_a_signal_saves_and_leaves_with_a_clear_line(straight, tmp_path, number)
     same_files(reference, out)
 
 
-def test_the_average_of_the_weights_resumes(tiny, with_train, tmp_path, console):
+@pytest.mark.parametrize("kind", ["adam", "muon"])
+def test_the_average_of_the_weights_resumes(kind, tiny, with_train, tmp_path, console):
     config = with_train(tiny, checkpoint_every=7, keep_last=9)
-    config = replace(config, optim=replace(config.optim, ema=0.9))
+    config = replace(config, optim=replace(config.optim, kind=kind, ema=0.9))
     start(config, tmp_path / "straight", console)
     shutil.copytree(tmp_path / "straight", tmp_path / "again")
     for later in checkpoint.checkpoints(tmp_path / "again")[1:]:

@@ -47,6 +47,11 @@ def test_a_batch_that_does_not_divide_names_numbers_that_do(tiny):
     assert "data.batch_size" in str(refused.value)
 
 
+def test_muon_and_sharded_weights_exclude_each_other(tiny):
+    with pytest.raises(UserError, match=r"muon needs whole matrices.*data_parallel=ddp"):
+        override(tiny, ["optim.kind=muon", "train.data_parallel=fsdp"])
+
+
 def test_document_masks_and_electric_exclude_each_other(tiny):
     with pytest.raises(UserError, match=r"leave out data\.document_mask"):
         override(tiny, ["objective.kind=electric", "data.document_mask=true"])

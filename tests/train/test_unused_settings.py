@@ -40,6 +40,11 @@ def test_which_settings_have_no_effect(kind, expected):
     assert unused(*kind) == []
 
 
+def test_the_learning_rate_of_muon_needs_muon():
+    assert unused("optim.muon_lr=0.001") == ["optim.muon_lr=0.001"]
+    assert unused("optim.kind=muon", "optim.muon_lr=0.001") == []
+
+
 def test_the_cache_is_for_stores_and_verification_for_folders():
     cache = ("data.cache_dir=/x", "data.cache_gb=2.0")
     assert unused(*cache, "data.verify=off", "data.folder=/shards") == sorted(cache)

@@ -22,8 +22,14 @@ NO_BIAS_CORRECTION = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig(ScheduleConfig):
-    """The paper's Adam and its learning rate."""
+    """The optimizer and its learning rate."""
 
+    kind: Literal["adam", "muon"] = "adam"
+    """'adam' is the paper's; 'muon' updates the weights of the layers with Muon, and all other
+    parameters with Adam."""
+    muon_lr: float = 0.0
+    """Peak learning rate of Muon; 0 means the same as `lr`, which suits it, because its updates are
+    scaled to the size of Adam's."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Adam's decay rates of the two moments."""
     eps: float = 1e-6
@@ -45,9 +51,11 @@ class OptimConfig(ScheduleConfig):
         ScheduleConfig.__post_init__(self)  # super() does not work in a dataclass with slots
         if self.clip <= 0 or self.eps <= 0:
             raise UserError("optim.clip and optim.eps must be above 0.")
-        for name in ("generator_eps", "weight_decay"):
+        for name in ("generator_eps", "weight_decay", "muon_lr"):
             if getattr(self, name) < 0:
                 raise UserError(f"optim.{name} must be at least 0.")
+        if self.muon_lr and not self.lr:
+            raise UserError("optim.muon_lr needs an optim.lr above 0.")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError("optim.betas are two numbers, at least 0 and below 1.")
         if not 0 <= self.ema < 1:

@@ -1,4 +1,4 @@
-"""What the training loop needs of an optimizer, and how a run builds the one of the paper."""
+"""What the training loop needs of an optimizer, and how a run builds its own."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from electra.optim.adam import OptimConfig, PaperAdam, parameter_groups
+from electra.optim.muon import Muon, is_layer_matrix
 
 
 class Optimizer(Protocol):
@@ -53,7 +54,11 @@ def build_optimizer(
         if group["network"] == "generator":
             group["eps"] = config.generator_eps or config.eps
             group["lr_scale"] = config.generator_lr / config.lr if config.generator_lr else 1.0
-    return PaperAdam(
+    matrices: list[dict[str, Any]] = []
+    if config.kind == "muon":
+        assert sum_over_ranks is None, "Muon needs whole matrices"
+        matrices = split_off_matrices(module, groups, config, generator_modules)
+    adam = PaperAdam(
         groups,
         betas=config.betas,
         eps=config.eps,
@@ -62,3 +67,31 @@ def build_optimizer(
         kernels=kernels,
         sum_over_ranks=sum_over_ranks,
     )
+    return Muon(matrices, adam) if matrices else adam
+
+
+def split_off_matrices(
+    module: nn.Module,
+    groups: list[dict[str, Any]],
+    config: OptimConfig,
+    generator_modules: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Remove the weights of layers from Adam's groups; return them as groups of Muon.
+
+    A group has the matrices of one network, as a stage may train only one of them.
+    """
+    names = {p: name for name, p in module.named_parameters()}
+    muon_scale = config.muon_lr / config.lr if config.muon_lr else 1.0
+    networks: dict[tuple[Any, ...], list[tuple[nn.Parameter, int]]] = {}
+    for group in groups:
+        lr_scale, weight_decay = group.get("lr_scale", 1.0) * muon_scale, group["weight_decay"]
+        for p in group["params"]:
+            if is_layer_matrix(names[p], p):
+                own = names[p].split(".")[0] in generator_modules
+                pieces = 3 if ".qkv." in names[p] else 1
+                networks.setdefault((own, lr_scale, weight_decay), []).append((p, pieces))
+        group["params"] = [p for p in group["params"] if not is_layer_matrix(names[p], p)]
+    return [
+        {"params": params, "lr_scale": lr_scale, "weight_decay": weight_decay}
+        for (_, lr_scale, weight_decay), params in networks.items()
+    ]

@@ -155,6 +155,11 @@ class PretrainConfig:
             raise UserError(
                 "objective.kind=electric reads each row as one text: leave out data.document_mask."
             )
+        if self.optim.kind == "muon" and self.train.data_parallel == "fsdp":
+            raise UserError(
+                "optim.kind=muon needs whole matrices, and train.data_parallel=fsdp shards them: "
+                "use train.data_parallel=ddp."
+            )
         batches = [phase.batch_size for phase in self.data.phases]
         whole = math.gcd(*batches)
         if whole % self.train.grad_accumulation:

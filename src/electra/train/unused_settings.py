@@ -22,6 +22,8 @@ def unused_settings(config: PretrainConfig) -> Iterator[tuple[str, str]]:
         reasons |= dict.fromkeys(OF_DETECTION, f"objective.kind={kind} has no detection loss")
     if generator != "transformer":
         reasons |= dict.fromkeys(OF_THE_GENERATOR, f"a {generator} generator has no weights")
+    if config.optim.kind != "muon":
+        reasons["optim.muon_lr"] = f"optim.kind={config.optim.kind} has no Muon"
     if kind == "mlm":
         alone = "objective.kind=mlm has no generator"
         reasons |= dict.fromkeys((*OF_THE_GENERATOR, *OF_SAMPLING), alone)
