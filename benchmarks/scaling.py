@@ -157,7 +157,8 @@ def sizes() -> list[Size]:
     for name, more in (("small", (1024, 8192)), ("base", (2048, 8192)), ("large", (8192,))):
         config = recipe(f"paper.{name}")
         config = replace(config, model=replace(config.model, vocab_size=PAPER_VOCABULARY))
-        _, length, batch = config.data.single_phase("scaling.py")
+        phase = config.data.single_phase("scaling.py")
+        length, batch = phase.seq_length, phase.batch_size
         gradient = gradient_bytes(config)
         points, fixed = measured(config.name), None
         if len(points) == 1:

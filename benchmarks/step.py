@@ -36,7 +36,8 @@ def capture(config: PretrainConfig) -> tuple[GraphedStep, Tensor]:
     model = replace(config.model, vocab_size=VOCAB_SIZE)
     objective = build(config.objective, model, config.generator, VocabInfo(4, range(5)))
     step = build_step(config, objective.cuda().train())
-    _, length, batch = config.data.single_phase("This benchmark")
+    phase = config.data.single_phase("This benchmark")
+    length, batch = phase.seq_length, phase.batch_size
     print(f"Kernels: {describe_kernels(step.objective, step.micro_batch, length)}")
     rows = torch.randint(5, VOCAB_SIZE, (batch, length + 2), dtype=torch.int32, device="cuda")
     rows[:, -2:] = torch.tensor([length // 2, length])

@@ -11,8 +11,9 @@ from torch import nn
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from electra.kernels.modules import encoder_shape
 from electra.models.electra import Discriminator, Generator
-from electra.models.encoder import Attention, Layer
+from electra.models.encoder import Attention, Layer, set_dropout_
 from electra.objectives.all_tokens_mlm import AllTokensMlm
 from electra.objectives.objective import Objective
 from electra.train.accelerate import describe_kernels, use_fused_kernels_
@@ -247,6 +248,19 @@ def test_dropout_that_is_changed_later_counts(change, make, text, monkeypatch):
     with pytest.warns(UserWarning, match="an encoder runs as plain modules: layer 1"):
         first, second = (encoder(*batch[:3]) for _ in range(2))
     assert not torch.equal(first, second)
+
+
+def test_dropout_may_be_off_for_a_part_of_a_run(make, text, recwarn):
+    """The kernels follow `set_dropout_`, and stay in use."""
+    objective = make("rtd", model={"layers": 2, "dropout": 0.5}).train()
+    use_fused_kernels_(objective)
+    encoder, batch = objective.discriminator.encoder, text(2, 24, TOKENS)
+    for on in (True, False, True):
+        set_dropout_(encoder, on=on)
+        first, second = (encoder(*batch[:3]) for _ in range(2))
+        assert torch.equal(first, second) != on
+        assert encoder_shape(encoder, 2, 24, torch.float32).dropout == 0.5 * on
+    assert not recwarn.list
 
 
 def test_a_module_in_another_mode_counts(make, text):

@@ -1,5 +1,6 @@
 """Phases of a run: what is read from the settings, which rows are trained on, and what resumes."""
 
+import json
 import shutil
 import weakref
 from dataclasses import replace
@@ -22,7 +23,13 @@ from electra.train.compute_cost import recipe_cost
 from electra.train.data import DataConfig, open_data, rows_at
 from electra.train.evaluate import evaluate
 from electra.train.metrics_log import read_metrics
-from electra.train.phases import Phase, build_phases, extend_positions_, phase_at
+from electra.train.phases import (
+    Phase,
+    build_phases,
+    extend_positions_,
+    phase_at,
+    split_at_dropout,
+)
 from electra.train.pretrain import build_run, flops_per_row, phase_steps, resume, start
 from electra.train.report import write_report
 from electra.train.run_config import read_run_config
@@ -124,6 +131,64 @@ def test_every_batch_divides_into_micro_batches():
 def test_a_phase_begins_at_its_progress():
     phases = build_phases("128,512@0.9", 128)
     assert [phase_at(phases, p).seq_length for p in (0, 0.899, 0.9, 1)] == [128, 128, 512, 512]
+
+
+def test_dropout_starts_a_phase():
+    phases = split_at_dropout(build_phases("128,512@0.9", 128), 0.5)
+    assert [tuple(phase) for phase in phases] == [
+        (0, 128, 128, False),
+        (0.5, 128, 128, True),
+        (0.9, 512, 32, True),
+    ]
+    assert split_at_dropout(build_phases(128, 64), 0.0) == build_phases(128, 64)
+    assert len(split_at_dropout(build_phases("64,128@0.5", 64), 0.5)) == 2
+
+
+def test_a_run_that_starts_without_dropout(tiny, with_train, tmp_path, console, monkeypatch):
+    """Both networks; the exported model has the dropout of the recipe throughout."""
+    config = with_train(tiny, dropout_start=0.5, checkpoint_every=1, keep_last=99)
+    config = override(config, ["model.dropout=0.2", "model.attention_dropout=0.1"])
+    rates, original = [], Step.__call__
+
+    def step(self, rows, rate):
+        networks = (self.objective.generator, self.objective.discriminator)
+        rates.append([network.encoder.dropout_rates for network in networks])
+        return original(self, rows, rate)
+
+    monkeypatch.setattr(Step, "__call__", step)
+    straight = tmp_path / "straight"
+    assert start(config, straight, console) == 0
+    assert rates == 10 * [2 * [(0.0, 0.0)]] + 10 * [2 * [(0.2, 0.1)]]
+    printed = " ".join(console.file.getvalue().split())
+    assert "a step has 8 rows of 32 tokens without dropout, from 50% 8 rows of 32" in printed
+    assert [line["dropout"] for line in lines(straight, "phase")] == [1]
+    end = checkpoint.checkpoints(straight)[-1]
+    for folder in (checkpoint.checkpoints(straight)[0], end):
+        card = json.loads((folder / "discriminator" / "config.json").read_text())
+        assert (card["hidden_dropout_prob"], card["attention_probs_dropout_prob"]) == (0.2, 0.1)
+    for kept in (9, 10, 15):
+        again = tmp_path / str(kept)
+        shutil.copytree(straight, again)
+        for later in checkpoint.checkpoints(again)[kept:]:
+            shutil.rmtree(later)
+        assert resume(again, console) == 0
+        one, two = (
+            load_file(f / "model.safetensors") for f in (end, again / "checkpoints" / end.name)
+        )
+        assert all(torch.equal(one[key], two[key]) for key in one)
+        assert len(lines(again, "phase")) == 1
+
+
+def test_dropout_that_starts_later_is_refused_without_dropout(tiny, tmp_path, console):
+    config = override(
+        tiny, ["train.dropout_start=0.5", "model.dropout=0", "model.attention_dropout=0"]
+    )
+    with pytest.raises(
+        UserError, match=r"dropout_start=0\.5 has no effect, because the model has no"
+    ):
+        start(config, tmp_path / "run", console, given=["train.dropout_start"])
+    with pytest.raises(UserError, match="dropout_start must be at least 0 and below 1"):
+        override(tiny, ["train.dropout_start=1"])
 
 
 BUDGETS = ("20steps", f"{21 * 128}tokens", "3e8flops")

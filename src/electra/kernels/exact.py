@@ -5,6 +5,7 @@ a changed setting makes of them. Each check returns None, or the reason in a few
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -24,8 +25,10 @@ def encoder_mismatch(encoder: Encoder) -> str | None:
     """Why the fused encoder does not match this one."""
     if type(encoder) is not Encoder:
         return f"it is {_name(encoder)}, not Encoder"
+    dropout, attention_dropout = encoder.dropout_rates
+    config = replace(encoder.config, dropout=dropout, attention_dropout=attention_dropout)
     with torch.device("meta"):
-        reference = Encoder(encoder.config)
+        reference = Encoder(config)
     return module_mismatch(encoder, reference)
 
 
@@ -72,17 +75,17 @@ def encoder_state_mismatch(encoder: Encoder) -> str | None:
     """
     if reason := changed_mismatch(encoder, encoder_mismatch):
         return reason
-    c, eps = encoder.config, encoder.embeddings.norm.eps
+    (dropout, attention_dropout), eps = encoder.dropout_rates, encoder.embeddings.norm.eps
     for path, part in encoder.named_modules():
         if path and has_hooks(part):  # those of the encoder itself run
             return f"{_path(path)} has hooks"
         if part.training != encoder.training:
             mode = "training" if part.training else "evaluation"
             return f"{_path(path)} is in {mode} mode, unlike the encoder"
-        if isinstance(part, nn.Dropout) and part.p != c.dropout:
-            return f"{_path(path)} has p={part.p}, not {c.dropout}"
-        if isinstance(part, Attention) and part.dropout != c.attention_dropout:
-            return f"{_path(path)} has dropout={part.dropout}, not {c.attention_dropout}"
+        if isinstance(part, nn.Dropout) and part.p != dropout:
+            return f"{_path(path)} has p={part.p}, not {dropout}"
+        if isinstance(part, Attention) and part.dropout != attention_dropout:
+            return f"{_path(path)} has dropout={part.dropout}, not {attention_dropout}"
         if isinstance(part, nn.LayerNorm) and part.eps != eps:  # the kernels have one for all
             return f"{_path(path)} has eps={part.eps}, not {eps}"
     return None

@@ -64,7 +64,7 @@ def encoder_shape(
 ) -> EncoderShape:
     """What the plan of an encoder depends on."""
     c = encoder.config
-    dropouts = (c.dropout, c.attention_dropout) if encoder.training else (0.0, 0.0)
+    dropouts = encoder.dropout_rates if encoder.training else (0.0, 0.0)
     device = encoder.embeddings.token.weight.device
     sizes = (c.hidden, c.feed_forward_width, c.head_count)
     return EncoderShape(rows, length, *sizes, *dropouts, dtype, device, recompute)

@@ -155,6 +155,12 @@ class Encoder(nn.Module):
             self.embedding_proj = glorot_linear(config.embedding, config.hidden)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
 
+    @property
+    def dropout_rates(self) -> tuple[float, float]:
+        """The current rates of dropout and of attention dropout, which `set_dropout_` changes."""
+        attention = (m.dropout for m in self.layers.modules() if isinstance(m, Attention))
+        return self.embeddings.dropout.p, next(attention, self.config.attention_dropout)
+
     def forward(
         self, ids: Tensor, segments: Tensor, attention_mask: Tensor | None = None
     ) -> Tensor:
@@ -204,6 +210,15 @@ def glorot_linear(inputs: int, outputs: int) -> nn.Linear:
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear
+
+
+def set_dropout_(encoder: Encoder, *, on: bool) -> None:
+    """Set the dropout rates to those of the encoder's configuration, or to zero."""
+    for module in encoder.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = encoder.config.dropout if on else 0.0
+        elif isinstance(module, Attention):
+            module.dropout = encoder.config.attention_dropout if on else 0.0
 
 
 def resize_token_embeddings_(embeddings: Embeddings, rows: int, std: float) -> None:

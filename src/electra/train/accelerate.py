@@ -39,7 +39,7 @@ def _drop(module: nn.Dropout, x: Tensor) -> Tensor:
 
 
 def _attend(module: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    if not module.training:
+    if not (module.training and module.dropout):
         return Attention.forward(module, q, k, v, mask)
     return attend(q, k, v, mask, lambda x: drop(x, module.dropout, training=True))
 

@@ -48,6 +48,8 @@ class LoopConfig:
     """Device to train on; 'auto' takes CUDA, then MPS, then the CPU."""
     threads: int = 0
     """CPU threads; 0 uses all CPUs that are available, or `OMP_NUM_THREADS` if it is set."""
+    dropout_start: float = 0.0
+    """Progress of the run, from 0 to 1, at which dropout starts; until then there is none."""
     precision: Precision = "auto"
     """Precision of the matmuls; 'auto' is bf16 on CUDA and fp32 elsewhere. Weights stay in fp32."""
     data_parallel: DataParallel = "ddp"
@@ -86,6 +88,8 @@ class LoopConfig:
         for name in (*counts, "checkpoint_every", "keep_last"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1.")
+        if not 0 <= self.dropout_start < 1:
+            raise UserError("train.dropout_start must be at least 0 and below 1.")
         if self.threads < 0:
             raise UserError("train.threads must be at least 0.")
         if not 0 <= self.seed < 2**63:
@@ -212,11 +216,11 @@ def log_phase(run: Run) -> None:
     if not run.ranks.first:
         return
     phase, kernels = run.phase, run.kernels()
-    sizes = {"seq_length": phase.seq_length, "batch_size": phase.batch_size}
+    current = {name: int(value) for name, value in phase._asdict().items() if name != "begin"}
     logged = [line for line in read_metrics(run.folder) if line["kind"] == "phase"]
     last = logged[-1] if logged else run.phases[0]._asdict()
-    if any(last[name] != size for name, size in sizes.items()):
-        run.metrics_log.write("phase", run.state.step, **sizes, kernels=kernels)
+    if any(last.get(name, 1) != value for name, value in current.items()):
+        run.metrics_log.write("phase", run.state.step, **current, kernels=kernels)
         run.view.print(
             f"Step {run.state.step:,}: from here a step has {phase.describe()}. Kernels: {kernels}."
         )

@@ -1,8 +1,9 @@
-"""Phases of a run: sequence lengths and batch sizes that change in its course.
+"""Phases of a run: sequence length, batch size and dropout may change in its course.
 
 `data.seq_length=128,512@0.9` trains on rows of 128 tokens, and from 90 % of the run's progress on
 rows of 512. `data.batch_size=128,256@0.2` is written in the same way. It counts rows of the first
 length: a batch of longer rows has fewer of them, so that its tokens stay the same.
+`train.dropout_start=0.5` trains the first half of the run without dropout.
 """
 
 import re
@@ -23,16 +24,18 @@ ENTRY = re.compile(r"(-?\d{1,18})(?:@(\d*\.?\d+))?")
 
 
 class Phase(NamedTuple):
-    """A part of a run with one sequence length and one batch size."""
+    """A part of a run with one sequence length and one batch size, with or without dropout."""
 
     begin: float
     """The progress at which it begins."""
     seq_length: int
     batch_size: int
+    dropout: bool = True
 
     def describe(self) -> str:
         """A few words for people."""
-        return f"{self.batch_size} rows of {self.seq_length} tokens"
+        without = "" if self.dropout else " without dropout"
+        return f"{self.batch_size} rows of {self.seq_length} tokens{without}"
 
 
 def parse_schedule(setting: int | str, key: str) -> list[tuple[float, int]]:
@@ -71,6 +74,12 @@ def build_phases(seq_length: int | str, batch_size: int | str) -> tuple[Phase, .
             )
         phases.append(Phase(begin, length, tokens // length))
     return tuple(phases)
+
+
+def split_at_dropout(phases: Sequence[Phase], start: float) -> tuple[Phase, ...]:
+    """Split phases so that dropout begins at the progress `start`."""
+    begins = sorted({*(phase.begin for phase in phases), start})
+    return tuple(phase_at(phases, b)._replace(begin=b, dropout=b >= start) for b in begins)
 
 
 def value_at(schedule: Sequence[tuple[float, int]], progress: float) -> int:

@@ -65,7 +65,7 @@ from electra.train.init_from import (
 from electra.train.loop import run_validation, train, try_phases
 from electra.train.memory import explain_out_of_memory
 from electra.train.metrics_log import MetricsLog, open_logger, read_metrics
-from electra.train.phases import Phase, extend_positions_
+from electra.train.phases import Phase, extend_positions_, split_at_dropout
 from electra.train.progress_view import ProgressView
 from electra.train.restore import keep_tokenizer, load_latest, share_state
 from electra.train.run import Run
@@ -364,7 +364,7 @@ def build_run(
                 budget=parse_budget(loop.budget),
                 step=step,
                 state=state,
-                phases=config.data.phases,
+                phases=split_at_dropout(config.data.phases, loop.dropout_start),
                 shards=by_length,
                 flops_per_row={n: flops_per_row(config, n) for n in by_length},
                 peak_flops=ranks.size * measure_peak(step.device, step.dtype),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from electra.models.encoder import Encoder, set_dropout_
 from electra.objectives.objective import Objective
 from electra.optim.adam import OptimConfig
 from electra.text.shards import Shards
@@ -72,6 +73,10 @@ class Run:
     def set_phase(self, phase: Phase) -> None:
         """Set what depends on the phase; the CUDA graph of another one is freed."""
         self.phase = phase
+        if not all(phase.dropout for phase in self.phases):
+            for module in self.objective.modules():
+                if isinstance(module, Encoder):
+                    set_dropout_(module, on=phase.dropout)
         self.step.micro_batch = phase.batch_size // self.loop.grad_accumulation // self.ranks.size
         self.held_out = held_out_rows(self.shards[phase.seq_length], self.loop.validate_rows)
         self.free_cuda_graph()

@@ -28,6 +28,8 @@ def unused_settings(config: PretrainConfig) -> Iterator[tuple[str, str]]:
         alone = "objective.kind=mlm has no generator"
         reasons |= dict.fromkeys((*OF_THE_GENERATOR, *OF_SAMPLING), alone)
         reasons["objective.generator_weight"] = alone
+    if not (config.model.dropout or config.model.attention_dropout):
+        reasons["train.dropout_start"] = "the model has no dropout"
     if is_url(config.data.folder):
         reasons["data.verify"] = "shards of an object store are verified as they are downloaded"
     else:
