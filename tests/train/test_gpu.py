@@ -198,6 +198,17 @@ def test_another_phase_has_another_graph(on_cuda, tmp_path, console, data_folder
     assert sizes == [4] * 10 + [16] * 10
 
 
+def test_dropout_that_starts_later_has_another_graph(on_cuda, tmp_path, console):
+    """Until then the losses are those of a run without dropout."""
+    for name, rate in (("later", 0.5), ("never", 0.0)):
+        rates = [f"{key}={rate}" for key in ("model.dropout", "model.attention_dropout")]
+        config = override(on_cuda, ["train.budget=20steps", f"train.dropout_start={rate}", *rates])
+        start(config, tmp_path / name, console)
+    later, never = (losses(tmp_path / name, "mlm_loss") for name in ("later", "never"))
+    assert later[:10] == pytest.approx(never[:10], rel=2e-2)
+    assert all(abs(a - b) > 1e-4 * b for a, b in zip(later[10:], never[10:], strict=True))
+
+
 @pytest.fixture
 def build_run(request, on_cuda, tmp_path, console):
     """A run on the device after its dry run, and its first rows."""
