@@ -55,7 +55,8 @@ def probe_scores(folder: Path, *, energies: bool = False) -> list[float]:
     encoded = tokenizer.encode_batch(TEXTS, add_special_tokens=False)
     rows = [np.array([vocab.cls, *e.ids, vocab.sep]) for e in encoded]
     network = load_discriminator(folder).eval()
-    return score_rows(network, rows, vocab, torch.device("cpu"), lambda *_: None, energies).tolist()
+    found = score_rows([network], rows, vocab, torch.device("cpu"), lambda *_: None, energies)
+    return found["discriminator"].tolist()
 
 
 def test_the_causal_scorer_gives_the_scores_of_probe(model_folder, tmp_path):

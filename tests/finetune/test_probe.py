@@ -78,12 +78,18 @@ def slow(folder, network: str, text: str) -> float:
         row = torch.tensor([ids])
         logits = load_discriminator(folder)(row, torch.zeros_like(row))[0].tolist()
         return sum(math.log(1 - 1 / (1 + math.exp(-logit))) for logit in logits[1:-1])
-    generator, mask = load_generator(folder), load_vocabulary(folder).mask
     for place in range(1, len(ids) - 1):
-        row = torch.tensor([[*ids[:place], mask, *ids[place + 1 :]]])
-        logits = generator(row, torch.zeros_like(row), None, torch.tensor([[place]]))[0, 0]
-        total += logits.log_softmax(-1)[ids[place]].item()
+        total += math.log(masked_probability(folder, ids, place))
     return total
+
+
+@torch.no_grad()
+def masked_probability(folder, ids: list[int], place: int) -> float:
+    """What the generator gives the token at `place` when it is masked."""
+    row = torch.tensor([[*ids[:place], load_vocabulary(folder).mask, *ids[place + 1 :]]])
+    generator = load_generator(folder)
+    logits = generator(row, torch.zeros_like(row), None, torch.tensor([[place]]))[0, 0]
+    return logits.softmax(-1)[ids[place]].item()
 
 
 @pytest.mark.parametrize("network", ["discriminator", "generator"])
@@ -95,17 +101,40 @@ def test_scores_equal_those_of_single_sentences(network, tokens, both, monkeypat
     rows = [np.array(ids_of(folder, text)) for text in texts]
     told = []
     found = score_rows(
-        load(folder), rows, load_vocabulary(folder), CPU, lambda *counts: told.append(counts)
-    )
+        [load(folder)], rows, load_vocabulary(folder), CPU, lambda *counts: told.append(counts)
+    )[network]
     assert found.tolist() == pytest.approx([slow(folder, network, t) for t in texts], abs=1e-3)
     assert told[-1] == (20, 20)
     assert (len(told) > 1) == (tokens == 64)
 
 
+def test_the_combined_score_is_that_of_bayes_rule(both):
+    """For tokens drawn by the rules of pre-training, the discriminator's optimum gives back p."""
+    p, q, masked = 0.2, 0.05, 0.15
+    original, replaced = p * (1 - masked), masked * q * (1 - p)
+    logit = torch.tensor(math.log(replaced / original))
+    assert probe_module.combine(logit, torch.tensor(math.log(q))).exp() == pytest.approx(p)
+
+    folders, texts = (both / "discriminator", both / "generator"), sentences(5)
+    rows = [np.array(ids_of(folders[0], text)) for text in texts]
+    networks = [load_discriminator(folders[0]), load_generator(folders[1])]
+    found = score_rows(networks, rows, load_vocabulary(folders[0]), CPU, lambda *_: None)
+    assert list(found) == ["discriminator", "generator", "combined"]
+    for row, score in zip(rows, found["combined"], strict=True):
+        ids, total = torch.tensor([row.tolist()]), 0.0
+        with torch.no_grad():
+            replaced_at = networks[0](ids, torch.zeros_like(ids))[0].exp()
+        for place in range(1, len(row) - 1):
+            probability = masked_probability(folders[1], row.tolist(), place)
+            odds = probability / replaced_at[place].item() * 0.15 / 0.85
+            total += math.log(odds / (1 + odds))
+        assert score == pytest.approx(total, abs=1e-3)
+
+
 @pytest.mark.parametrize("network", ["discriminator", "generator"])
 def test_accuracy_per_phenomenon(network, both):
     examples = pairs()
-    found = probe(str(both), examples, network, QUIET, device="cpu")
+    found = probe(str(both), examples, [network], QUIET, device="cpu")[network]
     assert [p.phenomenon for p in found] == ["agreement", "binding", "npi"]
     for each in found:
         ours = [p for p in examples if p.phenomenon == each.phenomenon]
@@ -124,11 +153,15 @@ def test_electric_uses_energies(both, tmp_path):
     mark_electric(folder)
     examples = pairs(90)
     good, bad = (load(folder).score([getattr(p, n) for p in examples]) for n in ("good", "bad"))
-    found = probe(str(folder), examples, "discriminator", QUIET, device="cpu")
+    (found,) = probe(str(folder), examples, ["discriminator"], QUIET, device="cpu").values()
     for n, each in enumerate(found):
         right = [a > b for a, b in zip(good[n::3], bad[n::3], strict=True)]
         assert each.accuracy == pytest.approx(sum(right) / 30)
-    assert found != probe(str(both), examples, "discriminator", QUIET, device="cpu")
+    (usual,) = probe(str(both), examples, ["discriminator"], QUIET, device="cpu").values()
+    assert found != usual
+    shutil.copytree(both / "generator", tmp_path / "generator")
+    found_by_both = probe(str(tmp_path), examples, ["discriminator", "generator"], QUIET)
+    assert list(found_by_both) == ["discriminator", "generator"], "energies need no generator"
 
 
 def test_swapped_pairs_give_one_minus_accuracy(both):
@@ -136,27 +169,33 @@ def test_swapped_pairs_give_one_minus_accuracy(both):
     turned = [
         Pair(phenomenon=p.phenomenon, paradigm=p.paradigm, good=p.bad, bad=p.good) for p in examples
     ]
-    for one, two in zip(
-        probe(str(both), examples, "discriminator", QUIET, device="cpu"),
-        probe(str(both), turned, "discriminator", QUIET, device="cpu"),
-        strict=True,
-    ):
+    networks = ["discriminator", "generator"]
+    one_way, other_way = (
+        [
+            p
+            for each in probe(str(both), given, networks, QUIET, device="cpu").values()
+            for p in each
+        ]
+        for given in (examples, turned)
+    )
+    for one, two in zip(one_way, other_way, strict=True):
         assert one.accuracy + two.accuracy == pytest.approx(1)
 
 
 def test_ties_count_half(both):
     same = [Pair(phenomenon="x", paradigm="x", good=t, bad=t) for t in sentences(6)]
-    for network in ("discriminator", "generator"):
-        (found,) = probe(str(both), same, network, QUIET, device="cpu")
+    networks = ["discriminator", "generator"]
+    for (found,) in probe(str(both), same, networks, QUIET, device="cpu").values():
         assert found.accuracy == 0.5
-        (first, *_) = probe(str(both), [*pairs(3)[:1], *same], network, QUIET, device="cpu")
+    some = [*pairs(3)[:1], *same]
+    for first, *_ in probe(str(both), some, networks, QUIET, device="cpu").values():
         assert first.accuracy in (0.0, 1.0)
 
 
 def test_too_long_sentence_is_refused(both):
     long = Pair(phenomenon="x", paradigm="x", good="dig", bad=" ".join(["dig"] * 39))
     with pytest.raises(UserError, match=r"longer than the 40 tokens .*: shorten or remove '"):
-        probe(str(both), [long], "discriminator", QUIET, device="cpu")
+        probe(str(both), [long], ["discriminator"], QUIET, device="cpu")
 
 
 @pytest.fixture
@@ -187,19 +226,19 @@ def test_the_command(electra, both, blimp):
     lines = [json.loads(line) for line in out.splitlines()]
     assert [(r["network"], r["phenomenon"]) for r in lines] == [
         (network, name)
-        for network in ("discriminator", "generator")
+        for network in ("discriminator", "generator", "combined")
         for name in ("agreement", "binding", "npi", "all")
     ]
-    for network in ("discriminator", "generator"):
-        wanted = [p.accuracy for p in probe(str(both), pairs(), network, QUIET)]
+    for network, each in probe(str(both), pairs(), ["discriminator", "generator"], QUIET).items():
+        wanted = [p.accuracy for p in each]
         found = [r["accuracy"] for r in lines if r["network"] == network]
         assert found == [*wanted, pytest.approx(sum(wanted) / 3)]  # of ten pairs each
     code, out, _ = electra("probe", both, "--data", blimp, "--network", "both")
     assert code == 0
     rows = [line for line in out.splitlines() if "%" in line and "Chance" not in line]
-    for row, first, second in zip(rows, lines[:4], lines[4:], strict=True):
-        shares = [f"{each['accuracy']:.1%}" for each in (first, second)]
-        wanted = [first["phenomenon"], str(first["pairs"]), *shares]
+    for row, *each in zip(rows, lines[:4], lines[4:8], lines[8:], strict=True):
+        shares = [f"{line['accuracy']:.1%}" for line in each]
+        wanted = [each[0]["phenomenon"], str(each[0]["pairs"]), *shares]
         assert row.replace("│", " ").split() == wanted
 
 
@@ -226,7 +265,7 @@ def test_overall_accuracy_is_over_pairs(electra, both, blimp, monkeypatch):
         PhenomenonAccuracy(phenomenon="a", accuracy=1.0, pairs=20),
         PhenomenonAccuracy(phenomenon="b", accuracy=0.4, pairs=10),
     ]
-    monkeypatch.setattr("electra.finetune.probe.probe", lambda *_: found)
+    monkeypatch.setattr("electra.finetune.probe.probe", lambda *_: {"discriminator": found})
     _, out, _ = electra("probe", both, "--data", blimp, "--json")
     whole = json.loads(out.splitlines()[-1])
     assert (whole["phenomenon"], whole["pairs"]) == ("all", 30)

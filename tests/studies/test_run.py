@@ -381,7 +381,7 @@ def test_the_list(electra):
     names = [line.split()[0] for line in shown.splitlines()]
     assert names == [
         *("objectives", "generator-size", "tying", "training-algorithms"),
-        *("efficiency", "hidden-size"),
+        *("efficiency", "hidden-size", "ablation"),
     ]
     assert re.search(r"tying +\S", shown)
 

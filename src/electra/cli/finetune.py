@@ -291,6 +291,7 @@ def probe(
 
     Each example is a minimal pair. The discriminator should see more replaced tokens in the
     ungrammatical sentence; the generator should find it less likely (slower: one pass per token).
+    With both, a third score combines them.
 
     Example: `electra probe runs/first --data blimp`
     """
@@ -299,12 +300,12 @@ def probe(
     from electra.finetune.probe import probe_baselines
     from electra.tasks.blimp import load_blimp
 
-    names = ("discriminator", "generator") if network == "both" else (network,)
+    names = ["discriminator", "generator"] if network == "both" else [network]
     if not set(names) <= {"discriminator", "generator"}:
         raise UserError(f"--network {network}: choose discriminator, generator or both.")
     console, progress = consoles()
     pairs = load_blimp(data)
-    found = {name: run_probe(model, pairs, name, progress) for name in names}  # type: ignore[arg-type]
+    found = run_probe(model, pairs, names, progress)  # type: ignore[arg-type]
     if baseline is not None:
         found |= probe_baselines(pairs, baseline)
     total = {

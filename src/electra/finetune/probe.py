@@ -2,9 +2,11 @@
 
 BLiMP has minimal pairs: two sentences that differ in one point, one of them ungrammatical. A
 network should give the grammatical one the higher score: the log probability that no token was
-replaced (discriminator), the pseudo log likelihood (generator) or minus the energy (Electric).
+replaced (discriminator), the pseudo log likelihood (generator), what both say together (combined),
+or minus the energy (Electric).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,8 @@ from electra.train.validation import token_counts
 Network = Literal["discriminator", "generator"]
 TOKENS = 32768
 """Approximate number of tokens per batch."""
+LOG_PRIOR_ODDS = math.log(0.15 / 0.85)
+"""Of a token being replaced in pre-training, where the paper masks 15 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +53,25 @@ class PhenomenonAccuracy:
 def probe(
     model: str,
     pairs: Sequence[Pair],
-    network: Network,
+    networks: Sequence[Network],
     console: Console,
     device: Device = "auto",
-) -> list[PhenomenonAccuracy]:
-    """The accuracy for each phenomenon; a tie counts half."""
-    folder = resolve_model(model, network)
-    tokenizer, vocab = load_tokenizer_and_vocab(folder)
+) -> dict[str, list[PhenomenonAccuracy]]:
+    """The accuracy of each score for each phenomenon; a tie counts half.
+
+    The discriminator and the generator of one model also give the score `combined`.
+    """
+    folders = [resolve_model(model, network) for network in networks]
+    tokenizer, vocab = load_tokenizer_and_vocab(folders[0])
     torch_device = choose_device(device)
     texts = sentences(pairs)
     encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     rows = [np.array([vocab.cls, *e.ids, vocab.sep], dtype=np.int64) for e in encoded]
-    scorer: Discriminator | Generator
-    scorer = load_discriminator(folder) if network == "discriminator" else load_generator(folder)
-    max_length = scorer.encoder.config.max_positions
+    loaded: list[Discriminator | Generator] = []
+    for network, folder in zip(networks, folders, strict=True):
+        load = load_discriminator if network == "discriminator" else load_generator
+        loaded.append(load(folder).to(torch_device).eval())
+    max_length = min(each.encoder.config.max_positions for each in loaded)
     too_long = next((n for n, row in enumerate(rows) if len(row) > max_length), None)
     if too_long is not None:
         raise UserError(
@@ -70,16 +79,14 @@ def probe(
             f"remove '{shorten(texts[too_long])}'."
         )
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        shown = bar.add_task(network, total=None)
+        shown = bar.add_task(" and ".join(networks), total=None)
 
         def progress(done: int, total: int) -> None:
             bar.update(shown, completed=done, total=total)
 
-        energies = network == "discriminator" and is_electric(folder)
-        scores = score_rows(
-            scorer.to(torch_device).eval(), rows, vocab, torch_device, progress, energies
-        )
-    return accuracies(pairs, scores)
+        energies = any(map(is_electric, folders))
+        scores = score_rows(loaded, rows, vocab, torch_device, progress, energies)
+    return {name: accuracies(pairs, each) for name, each in scores.items()}
 
 
 def probe_baselines(pairs: Sequence[Pair], shards: Path) -> dict[str, list[PhenomenonAccuracy]]:
@@ -122,21 +129,24 @@ def accuracies(pairs: Sequence[Pair], scores: npt.NDArray[np.float64]) -> list[P
 
 @torch.no_grad()
 def score_rows(
-    network: Discriminator | Generator,
+    networks: Sequence[Discriminator | Generator],
     rows: Sequence[npt.NDArray[np.int64]],
     vocab: Vocabulary,
     device: torch.device,
     progress: ProgressFn,
     energies: bool = False,
-) -> npt.NDArray[np.float64]:
-    """The score of each sentence: a sum of log probabilities over its tokens."""
+) -> dict[str, npt.NDArray[np.float64]]:
+    """The scores of each sentence by the networks and, if there are two, by both together.
+
+    A score is a sum over the tokens.
+    """
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     # The generator reads a sentence once per token, with that token masked.
-    work = lengths if isinstance(network, Discriminator) else lengths * lengths
-    found = np.zeros(len(rows))
+    slow = any(isinstance(network, Generator) for network in networks)
+    found: dict[str, npt.NDArray[np.float64]] = {}
     done = 0
     dtype = choose_precision("auto", device)
-    for _, index in eval_batches(work, TOKENS):
+    for _, index in eval_batches(lengths * lengths if slow else lengths, TOKENS):
         length = int(lengths[index].max())
         ids = np.full((len(index), length), vocab.pad, dtype=np.int64)
         for padded, row in zip(ids, index, strict=True):
@@ -144,34 +154,61 @@ def score_rows(
         total = torch.from_numpy(lengths[index]).to(device)
         batch = torch.from_numpy(ids).to(device)
         with autocast(device, dtype):
-            if isinstance(network, Discriminator):
-                scores = original_log_prob(network, batch, total, energies)
-            else:
-                scores = pseudo_log_likelihood(network, batch, total, vocab)
-        found[index] = scores.cpu().numpy()
+            scores = token_scores(networks, batch, total, vocab, energies=energies)
+        position = torch.arange(length, device=device)
+        inner = (position > 0) & (position < total[:, None] - 1)  # neither [CLS] nor [SEP]
+        for name, each in scores.items():
+            sums = found.setdefault(name, np.zeros(len(rows)))
+            sums[index] = (each * inner).sum(1).cpu().numpy()
         done += len(index)
         progress(done, len(rows))
     return found
 
 
-def original_log_prob(network: Discriminator, ids: Tensor, total: Tensor, energies: bool) -> Tensor:
-    """Log probability that no token was replaced, or minus the energies; [CLS], [SEP] excluded."""
+def token_scores(
+    networks: Sequence[Discriminator | Generator],
+    ids: Tensor,
+    total: Tensor,
+    vocab: Vocabulary,
+    *,
+    energies: bool,
+) -> dict[str, Tensor]:
+    """The score of each token by each network and by both together, (rows, length) each."""
+    scores = {}
+    logits = log_probs = None
+    for network in networks:
+        if isinstance(network, Discriminator):
+            logits = replaced_logits(network, ids, total)
+            scores["discriminator"] = -logits if energies else F.logsigmoid(-logits)
+        else:
+            log_probs = scores["generator"] = masked_log_probs(network, ids, total, vocab)
+    if logits is not None and log_probs is not None and not energies:
+        scores["combined"] = combine(logits, log_probs)
+    return scores
+
+
+def combine(logits: Tensor, log_probs: Tensor) -> Tensor:
+    """The log probability of each token in the text, as the networks together imply it.
+
+    A replaced token is a sample of the generator. If a token has the probability p in the text and
+    q in the generator, the odds of its being replaced are therefore 0.15 / 0.85 * q * (1 - p) / p,
+    which is what the discriminator learns. Here they are solved for log p.
+    """
+    return F.logsigmoid(log_probs - logits + LOG_PRIOR_ODDS)
+
+
+def replaced_logits(network: Discriminator, ids: Tensor, total: Tensor) -> Tensor:
+    """The logit of each token being replaced, or its energy."""
     position = torch.arange(ids.shape[1], device=ids.device)
-    logits = network(ids, torch.zeros_like(ids), position < total[:, None]).float()
-    inner = (position > 0) & (position < total[:, None] - 1)
-    logs = -logits if energies else F.logsigmoid(-logits)
-    return (logs * inner).sum(1)
+    return network(ids, torch.zeros_like(ids), position < total[:, None]).float()
 
 
-def pseudo_log_likelihood(
-    network: Generator, ids: Tensor, total: Tensor, vocab: Vocabulary
-) -> Tensor:
-    """The log probabilities of each token, predicted from all others, summed."""
-    rows, length = ids.shape
-    position = torch.arange(length, device=ids.device)
+def masked_log_probs(network: Generator, ids: Tensor, total: Tensor, vocab: Vocabulary) -> Tensor:
+    """The log probability of each token, predicted from all others; 0 for [CLS] and [SEP]."""
+    position = torch.arange(ids.shape[1], device=ids.device)
     inner = (position > 0) & (position < total[:, None] - 1)
     row_of, position_of = inner.nonzero(as_tuple=True)
-    sums = torch.zeros(rows, device=ids.device)
+    found = torch.zeros(ids.shape, device=ids.device)
     for begin in range(0, len(row_of), 512):  # bounds the memory of the logits
         row, masked_at = row_of[begin : begin + 512], position_of[begin : begin + 512]
         masked = ids[row].scatter(1, masked_at[:, None], vocab.mask)
@@ -180,5 +217,5 @@ def pseudo_log_likelihood(
             :, 0
         ].float()
         target = ids[row].gather(1, masked_at[:, None])
-        sums.index_add_(0, row, logits.log_softmax(-1).gather(1, target)[:, 0])
-    return sums
+        found[row, masked_at] = logits.log_softmax(-1).gather(1, target)[:, 0]
+    return found

@@ -83,7 +83,7 @@ class BlimpScorer:
         """Return the accuracy of the discriminator, or of the masked language model."""
         folder = resolve_model(str(run), "encoder")
         network: Network = "discriminator" if folder.name == "discriminator" else "generator"
-        found = probe(str(folder), self.pairs, network, console)
+        found = probe(str(folder), self.pairs, [network], console)[network]
         return {
             "score": sum(p.accuracy * p.pairs for p in found) / len(self.pairs),
             "metric": "accuracy",
