@@ -38,6 +38,12 @@ def _paper_large() -> "PretrainConfig":
     return paper.large()
 
 
+def _fast_small() -> "PretrainConfig":
+    from electra.recipes import fast
+
+    return fast.small()
+
+
 def _toy() -> "PretrainConfig":
     from electra.recipes import toy
 
@@ -53,6 +59,10 @@ RECIPES = {
     ),
     "paper.large": Recipe(
         _paper_large, "ELECTRA-Large of the paper: 335 M parameters, rows of 512, 400,000 steps."
+    ),
+    "fast.small": Recipe(
+        _fast_small,
+        "ELECTRA-Small for one GPU and less than an hour: 14 M parameters, rows of 128.",
     ),
     "toy": Recipe(_toy, "A few minutes on a laptop's CPU; what the demo trains."),
 }
