@@ -183,6 +183,9 @@ def test_files_without_tags(tmp_path):
     test = load_tags("mine", tmp_path).splits["test"]
     assert [e.words for e in test] == [("The", "barn"), ("burns",)]
     assert all(e.tags is None for e in test)
+    write(tmp_path, train=CHUNKS, dev="The\nbarn\n")
+    with pytest.raises(UserError, match=r"dev.txt' line 1 has no tags"):
+        load_tags("mine", tmp_path)
     write(tmp_path, train="The\nbarn\n")
     with pytest.raises(UserError, match=r"train.txt' line 1 has no tags"):
         load_tags("mine", tmp_path)

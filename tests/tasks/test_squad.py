@@ -5,7 +5,7 @@ import json
 import pytest
 
 from electra.errors import UserError
-from electra.tasks.squad import load_squad
+from electra.tasks.squad import load_squad, read_question_examples
 
 BARN = "The barn of the farmer burned. The barn was old."
 
@@ -56,10 +56,12 @@ def test_unknown_answers(tmp_path, keep):
     hidden = qa(1, None)
     if not keep:
         del hidden["answers"]
-    (question,) = load(tmp_path, squad(qa()), squad(hidden)).splits["dev"]
+    with pytest.raises(UserError, match=r"dev.json' question 'q1' has no answer: add one"):
+        load(tmp_path, squad(qa()), squad(hidden))
+    (question,) = read_question_examples(tmp_path / "dev.json")
     assert question.answers == ()
     assert not question.impossible
-    with pytest.raises(UserError, match=r"train.json' question 'q1' has no answer to learn"):
+    with pytest.raises(UserError, match=r"train.json' question 'q1' has no answer: add one"):
         load(tmp_path, squad(hidden))
 
 

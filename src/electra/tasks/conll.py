@@ -62,9 +62,9 @@ def load_tags(name: str, data: Path, *, text: str | None = None, label: str | No
     for split, path in files.items():
         raw[split], skipped = read_tags(path, text, label)
         notes += skipped
-    untagged = next((s for s in raw["train"] if s.tags is None), None)
-    if untagged:
-        raise UserError(f"'{files['train']}' line {untagged.lines[0]} has no tags: add them.")
+    for split in ("train", "dev"):
+        if untagged := next((s for s in raw.get(split, ()) if s.tags is None), None):
+            raise UserError(f"'{files[split]}' line {untagged.lines[0]} has no tags: add them.")
     scheme = find_scheme(s.tags for s in raw["train"] if s.tags is not None)
     splits: dict[str, list[Tagged]] = {}
     for split, sentences in raw.items():

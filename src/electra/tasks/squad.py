@@ -34,7 +34,7 @@ def load_squad(name: str, data: Path, *, columns: Columns | None = None) -> Task
     notes: list[str] = []
     for split, path in files.items():
         raw, skipped = read_questions(path, columns)
-        splits[split], moved = to_questions(path, raw, training=split == "train")
+        splits[split], moved = to_questions(path, raw, labelled=split in ("train", "dev"))
         notes += [*skipped, *moved]
         if split != "train":
             refuse_duplicate_ids(path, splits[split])
@@ -67,29 +67,32 @@ def read_question_examples(
     raw, skipped = read_questions(path, columns or Columns(), content, answers_optional=True)
     for warning in skipped:
         warnings.warn(warning, stacklevel=2)
-    questions, _ = to_questions(path, raw, training=False)
+    questions, _ = to_questions(path, raw, labelled=False)
     refuse_duplicate_ids(path, questions)
     return questions
 
 
 def to_questions(
-    path: Path, raw_questions: Iterator[RawQuestion], *, training: bool
+    path: Path, raw_questions: Iterator[RawQuestion], *, labelled: bool
 ) -> tuple[list[Question], list[str]]:
-    """Make questions whose answers are at their start in the context, and warnings."""
+    """Make questions whose answers are at their start in the context, and warnings.
+
+    With `labelled`, each question needs an answer, or must be unanswerable.
+    """
     all_raw = list(raw_questions)
     if not all_raw:
         raise UserError(f"'{path}' holds no questions: fill it or name another file.")
-    labelled = any(raw.answers for raw in all_raw)
+    any_answers = any(raw.answers for raw in all_raw)
     notes: Counter[str] = Counter()
     questions = []
     for raw in all_raw:
         # In a file with answers, a question without one is unanswerable; in a file without any,
         # the answers are unknown.
         empty = raw.answers is not None and not any(text.strip() for text, _ in raw.answers)
-        impossible = raw.impossible or (raw.impossible is None and empty and labelled)
+        impossible = raw.impossible or (raw.impossible is None and empty and any_answers)
         given = [] if impossible else [pair for pair in raw.answers or () if pair[0].strip()]
-        if training and not given and not impossible:
-            raise UserError(f"{raw.location} has no answer to learn: add one, or remove it.")
+        if labelled and not given and not impossible:
+            raise UserError(f"{raw.location} has no answer: add one, or remove the question.")
         found = [find_answer(raw, text, start, notes) for text, start in given]
         found += [Answer(text=text, start=NO_START) for text in raw.others if given]
         questions.append(
