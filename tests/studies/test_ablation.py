@@ -61,6 +61,8 @@ def test_arms_that_are_refused():
         find_study("ablation", TINY)
     with pytest.raises(UserError, match="Two arms are called 'recipe'"):
         ablation(TINY, ["Recipe: optim.lr=1"])
+    with pytest.raises(UserError, match="Two arms are called 'wd'"):  # they would share a folder
+        ablation(TINY, ["+wd: optim.weight_decay=0.1", "-wd: optim.weight_decay=0"])
     with pytest.raises(UserError, match=r"--arm adds an arm to the study ablation; those of tying"):
         find_study("tying", TINY, ["optim.lr=1"])
     study = ablation(TINY, ["optim.lrr=1"])

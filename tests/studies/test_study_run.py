@@ -20,6 +20,8 @@ from electra.train.run_config import save_config
         ("width 1/4", "width-1-4"),
         ("ELECTRA 6.25 %", "electra-6.25"),
         ("All-Tokens MLM 5e-4 0", "all-tokens-mlm-5e-4-0"),
+        ("model.init_std=0.1  0", "model.init-std-0.1-0"),
+        ("Größe 大 0", "größe-大-0"),
     ],
 )
 def test_folder_names(arm, name):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from electra.errors import UserError
 from electra.studies.study import Arm, Scale, Study
+from electra.studies.study_run import folder_name
 
 ABLATION, BASELINE = "ablation", "recipe"
 
@@ -17,7 +18,7 @@ def ablation(scale: Scale, arms: Sequence[str]) -> Study:
             "--arm 'no dropout: model.dropout=0 model.attention_dropout=0'."
         )
     parsed = (Arm(name=BASELINE), *map(parse_arm, arms))
-    names = [arm.name.lower() for arm in parsed]
+    names = [folder_name(arm.name) for arm in parsed]  # equal ones would share their runs
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"Two arms are called '{name}': give one of them another name.")

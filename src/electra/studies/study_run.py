@@ -80,8 +80,8 @@ def plan_runs(
 
 
 def folder_name(arm: str) -> str:
-    """`ELECTRA 15 %` -> `electra-15`."""
-    return re.sub(r"[^a-z0-9.]+", "-", arm.lower()).strip("-")
+    """`ELECTRA 15 %` -> `electra-15`; letters of any script stay."""
+    return re.sub(r"(?:[^\w.]|_)+", "-", arm.lower()).strip("-")
 
 
 def check_run(run: StudyRun, shards: Shards) -> None:
