@@ -1,5 +1,6 @@
 """`finetune`: results per seed, crashes, resuming, and the best model."""
 
+import io
 import itertools
 import json
 import random
@@ -12,13 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
+from rich.progress import Progress
 from safetensors.torch import load_file, save_file
 
 from electra.errors import UserError
 from electra.finetune import task_run
 from electra.finetune.predict import predict
 from electra.finetune.results import read_results, summary
-from electra.finetune.run import finetune
+from electra.finetune.run import finetune, show_progress
 from electra.finetune.settings import FinetuneConfig
 from electra.finetune.task_model import load_task_model
 from electra.tasks.load import load_task
@@ -435,3 +438,12 @@ def test_truncated_examples_are_reported(model_folder, tmp_path, console):
     assert (
         "train: 2 of 24 examples longer than 16 tokens were truncated; the first is '8'." in shown
     )
+
+
+def test_the_progress_of_groups_that_report_once(monkeypatch):
+    shown = []
+    monkeypatch.setattr(Progress, "update", lambda *_, **values: shown.append(values))
+    with show_progress(Console(file=io.StringIO(), force_terminal=True), "task", 2) as progress:
+        progress(10, 10)
+        progress(10, 10)
+    assert [values["completed"] for values in shown] == [10, 20]

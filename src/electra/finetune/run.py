@@ -165,7 +165,7 @@ def show_progress(console: Console, name: str, groups: int) -> Iterator[Progress
         state = {"before": 0, "last": 0}
 
         def progress(done: int, total: int) -> None:
-            if done < state["last"]:  # the next group began
+            if done <= state["last"]:  # the next group began, perhaps at its only report
                 state["before"] += total
             state["last"] = done
             bar.update(shown, completed=state["before"] + done, total=total * groups)
