@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from electra.config import load_yaml
 from electra.errors import UserError, require
 from electra.hub import heat_map
 from electra.train import charts
@@ -154,7 +153,7 @@ def _details(run: Path, name: str, metrics: Metrics, several: bool) -> str:
 <p>{" · ".join(_facts(metrics))}</p>
 {f'<div class="warning"><b>Warnings</b><ul>{warnings}</ul></div>' if warnings else ""}
 <h3>Sample sentences</h3>
-{render_samples(run, _data_folder(settings))}
+{render_samples(run)}
 <h3>Last metrics</h3>
 <div class="wide"><table><tr><th></th><th>training</th><th>held-out</th></tr>{rows}</table></div>
 <details><summary>Configuration</summary><pre>{html.escape(settings)}</pre></details>
@@ -186,13 +185,6 @@ def _facts(metrics: Metrics) -> list[str]:
     if best := describe_best(metrics):
         facts.append(html.escape(best))
     return facts
-
-
-def _data_folder(settings: str) -> str:
-    """The folder or address of the shards in a run's configuration."""
-    known = load_yaml(settings, "config.yaml")
-    data = known.get("data") if isinstance(known, dict) else None
-    return str(data.get("folder", "")) if isinstance(data, dict) else ""
 
 
 def _last(metrics: list[dict[str, Any]], kind: str) -> dict[str, Any]:

@@ -10,17 +10,18 @@ from electra.errors import UserError
 from electra.hub import corruption, heat_map, inference
 from electra.hub.folders import load_discriminator, load_generator
 from electra.model_paths import find_model, find_network
-from electra.train.data import DataConfig, open_shards
+from electra.train.data import find_shards, open_shards
+from electra.train.run_config import read_run_config
 
 SENTENCES = 4
 MAX_TOKENS = 40
 """Tokens of a sample; the rows of shards are longer."""
 
 
-def render_samples(run: Path, data: str) -> str:
+def render_samples(run: Path) -> str:
     """Return samples of a run as HTML; a sentence says why where there are none."""
     try:
-        texts = sample_judged(run, data)
+        texts = sample_judged(run)
     except UserError as error:
         return f"<p class='note'>No sample sentences: {html.escape(str(error))}</p>"
     parts = []
@@ -37,9 +38,10 @@ def render_samples(run: Path, data: str) -> str:
     return f"{heat_map.legend()}{''.join(parts)}"
 
 
-def sample_judged(run: Path, data: str) -> list[list[heat_map.JudgedToken]]:
+def sample_judged(run: Path) -> list[list[heat_map.JudgedToken]]:
     """Corrupt some held-out texts with the last checkpoint's generator and judge them."""
-    shards = open_shards(data, DataConfig())
+    data = read_run_config(run).data
+    shards = open_shards(find_shards(data.folder, data.lengths[0], data.lengths), data)
     folder = find_model(str(run))
     cpu = torch.device("cpu")
     generator = inference.load_network(load_generator, find_network(folder, "generator"), cpu)
