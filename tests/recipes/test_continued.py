@@ -108,6 +108,15 @@ def test_what_cannot_be_started(refused, finished, data_folder, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_shards_of_several_lengths(finished, data_folder, tmp_path):
+    shutil.copytree(data_folder, tmp_path / "32")
+    config, _ = continued(None, str(finished), tmp_path, "10steps")
+    assert config.data.seq_length == 32  # as the run
+    (tmp_path / "32").rename(tmp_path / "16")
+    config, _ = continued(None, str(finished), tmp_path, "10steps")
+    assert config.data.seq_length == 16  # what there is
+
+
 def test_a_masked_language_model_is_continued_as_one(finished, tmp_path):
     source = checkpoint.checkpoints(finished)[-1] / "generator"
     shutil.copytree(source, Path(tmp_path / "mlm"))

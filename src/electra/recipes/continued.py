@@ -12,7 +12,7 @@ from electra.models.electra import GeneratorConfig, generator_sizes
 from electra.models.encoder import EncoderConfig
 from electra.recipes import recipe
 from electra.recipes.paper import base, large, small
-from electra.train.data import load_index
+from electra.train.data import shard_lengths
 from electra.train.init_from import InitFromConfig, find_trained_model
 from electra.train.run_config import read_run_config
 from electra.train.scoring import ScoreOnConfig
@@ -43,7 +43,10 @@ def continued(
         config, decided = from_sizes(folder), set()
     # The task of the other run is not this one's.
     config = replace(config, init_from=InitFromConfig(model=model), score_on=ScoreOnConfig())
-    return override(config, [f"data.seq_length={load_index(str(data))['length']}"]), decided
+    length = config.data.lengths[-1]
+    if length not in (found := shard_lengths(str(data), length)):
+        length = max(found)
+    return override(config, [f"data.seq_length={length}"]), decided
 
 
 def from_sizes(folder: Path) -> PretrainConfig:

@@ -43,7 +43,7 @@ def evaluate(run: Path, data: str | Path, rows: int) -> tuple[Path, dict[str, fl
     # Rows may have any length that the position table allows.
     phase = config.data.phases[-1]
     found = shard_lengths(str(data), phase.seq_length)
-    shards = open_shards(found.get(phase.seq_length, str(data)), config.data)
+    shards = open_shards(found.get(phase.seq_length, next(iter(found.values()))), config.data)
     check_positions(shards.length, config.model.max_positions)
     if shards.fingerprint != fingerprint(load_tokenizer(tokenizer)):
         raise UserError(
