@@ -21,6 +21,7 @@ WARNING = {"kind": "event", "step": 5, "message": "The discriminator has collaps
         ([BEGUN, WARNING, COLLAPSED], "unhealthy", "has collapsed"),
         ([BEGUN, WARNING, PLATEAU], "unhealthy", "opening plateau"),
         ([BEGUN, WARNING, COLLAPSED, GOOD], "recovered", "its last validation is healthy"),
+        ([BEGUN, WARNING, COLLAPSED | {"auc": None}], "unhealthy", "AUC nan"),
         ([BEGUN, PLATEAU], "unclear", "that is normal"),
         ([BEGUN], "unclear", "no validation yet"),
         ([{"kind": "held_out", "step": 1, "loss": 2.0}], "healthy", "the loss alone"),

@@ -45,9 +45,10 @@ class HealthCheck:
                 "inspect')."
             )
         if held_out.get("recall", 1.0) < 0.01:
+            auc = held_out.get("auc", math.nan)  # there is none if no token was replaced
             warnings["collapse"] = (
                 f"The discriminator has collapsed: it calls almost every token original (held-out "
-                f"recall {held_out['recall']:.3f}, AUC {held_out['auc']:.2f}) while its loss looks "
+                f"recall {held_out['recall']:.3f}, AUC {auc:.2f}) while its loss looks "
                 "healthy. Likely causes: a warm-up that is too short (optim.warmup), a learning "
                 "rate that is too high (optim.lr), a run that is too short to leave the opening "
                 "plateau, or a generator that is too strong (generator.width)."
