@@ -352,6 +352,9 @@ def test_given_settings_win(folders, from_model, tiny):
         {"optim.generator_lr"},
     )
     assert config.optim.generator_lr == 9e-4
+    muon = from_model(folders, optim=replace(tiny.optim, lr=1e-3, kind="muon", muon_lr=1e-2))
+    assert resolve_init(muon, {"optim.muon_lr"}).optim.muon_lr == 1e-2
+    assert resolve_init(muon).optim.muon_lr == pytest.approx(2e-3)  # divided as `lr` is
 
 
 def test_models_that_do_not_fit_the_objective_are_refused(folders, from_model, tiny, tmp_path):

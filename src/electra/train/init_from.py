@@ -163,7 +163,10 @@ def continued_schedule(
             generator_lr = 0.0
         if "optim.generator_lr" in given:
             generator_lr = optim.generator_lr
-        optim = replace(optim, lr=lr, generator_lr=generator_lr)
+        muon_lr = optim.muon_lr
+        if muon_lr and "optim.muon_lr" not in given:
+            muon_lr *= lr / optim.lr
+        optim = replace(optim, lr=lr, generator_lr=generator_lr, muon_lr=muon_lr)
     if "optim.warmup" not in given and not new_discriminator:
         optim = replace(optim, warmup=WARMUP)
     if has_generator and new_generator and "objective.generator_first" not in given:
