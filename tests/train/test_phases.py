@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -293,8 +294,22 @@ def test_metrics_name_the_phase(staged, with_train, tmp_path, console):
     assert "Step 10: from here a step has 4 rows of 32 tokens. Kernels: plain modules." in printed
     _, page = write_report([tmp_path / "run"])
     assert "4 rows of 32 tokens from step 10" in page.read_text()
+    assert "No sample sentences" not in page.read_text()
     _, found = evaluate(tmp_path / "run", Path(config.data.folder), config.train.validate_rows)
     assert found["loss"] == pytest.approx(lines(tmp_path / "run", "held_out")[-1]["loss"], rel=1e-5)
+
+
+def test_the_speed_of_a_phase_leaves_out_its_preparation(staged, tmp_path, console, monkeypatch):
+    original = loop.begin_phase
+
+    def slow(run, phase):
+        time.sleep(1)
+        original(run, phase)
+
+    monkeypatch.setattr(loop, "begin_phase", slow)
+    start(staged, tmp_path / "run", console)
+    after = next(line for line in lines(tmp_path / "run", "train") if line["step"] > 10)
+    assert after["tokens_per_second"] > (after["step"] - 10) * 128
 
 
 def test_a_budget_in_time_reaches_every_phase(staged, with_train, tmp_path, console):

@@ -119,6 +119,7 @@ def train(run: Run, stop: GracefulStop) -> signal.Signals | None:
             batches, take_step = run.batches(), run.graphed_step or run.step
             agree(run, stop, now=True)  # again, as the progress decides the learning rate
             started = time.perf_counter() - state.seconds  # the clock stood still
+            metrics.reset()  # the speed is that of the steps from here on
         rows = next(batches)
         if run.objective.update_progress(run.progress):  # another loss from here on
             state.best = {}
