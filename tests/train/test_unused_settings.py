@@ -31,13 +31,20 @@ def unused(*settings: str) -> list[str]:
         (("objective.kind=replace-mlm",), WEIGHTS[1:]),
         (("objective.kind=all-tokens-mlm", "generator.kind=uniform"), (*GENERATOR, WEIGHTS[1])),
         (("objective.kind=adversarial",), ()),
-        (("objective.kind=two-stage", "generator.tie=none", "generator.width=1"), ()),
+        (("objective.kind=two-stage", "generator.tie=none", "generator.width=1"), WEIGHTS[:1]),
         ((), ()),
     ],
 )
 def test_which_settings_have_no_effect(kind, expected):
     assert unused(*kind, *GENERATOR, *SAMPLING, *WEIGHTS) == sorted(expected)
     assert unused(*kind) == []
+
+
+def test_the_weights_of_other_objectives():
+    weights = ("objective.model_weight=2.0", "objective.gate_weight=2.0")
+    assert unused(*weights) == sorted(weights)
+    assert unused("objective.kind=replace-mlm", *weights) == [weights[1]]
+    assert unused("objective.kind=all-tokens-mlm", *weights) == []
 
 
 def test_the_learning_rate_of_muon_needs_muon():

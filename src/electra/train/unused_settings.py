@@ -18,6 +18,12 @@ def unused_settings(config: PretrainConfig) -> Iterator[tuple[str, str]]:
     """The settings that differ from their defaults and have no effect, each with the reason."""
     kind, generator = config.objective.kind, config.generator.kind
     reasons: dict[str, str] = {}
+    if kind not in ("replace-mlm", "all-tokens-mlm"):
+        reasons["objective.model_weight"] = f"objective.kind={kind} has no such loss"
+    if kind != "all-tokens-mlm":
+        reasons["objective.gate_weight"] = f"objective.kind={kind} has no copy gate"
+    if kind == "two-stage":
+        reasons["objective.generator_weight"] = "the generator is trained alone"
     if kind in WITHOUT_DETECTION:
         reasons |= dict.fromkeys(OF_DETECTION, f"objective.kind={kind} has no detection loss")
     if generator != "transformer":
