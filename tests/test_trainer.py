@@ -337,6 +337,8 @@ def test_the_recipe_and_its_changes(tokenizer, tokenizer_folder):
 def test_what_cannot_be_trained_is_refused(tokenizer, model_folder):
     with pytest.raises(UserError, match="rtd or rtd-masked"):
         make_model(tokenizer, objective=ObjectiveConfig(kind="mlm"))
+    with pytest.raises(UserError, match="both networks from the start"):
+        make_model(tokenizer, objective=ObjectiveConfig(generator_first=0.1))
     with pytest.raises(UserError, match="the paper's Adam, not muon"):
         paper_optimizers(make_model(tokenizer), 20, replace(OPTIM, kind="muon"))
     with pytest.raises(UserError, match="has only one network"):

@@ -76,11 +76,12 @@ class ElectraForReplacedTokenDetection(nn.Module):
         vocab = vocabulary(self.tokenizer, self.special_names)
         config = objective or ObjectiveConfig()
         generator = generator or GeneratorConfig()
-        if config.kind not in KINDS or generator.kind != "transformer" or config.mask_rate_end:
+        changes = config.mask_rate_end or config.generator_first
+        if config.kind not in KINDS or generator.kind != "transformer" or changes:
             raise UserError(
                 "ElectraForReplacedTokenDetection trains objective.kind=rtd or rtd-masked with "
-                "generator.kind=transformer and a constant mask rate: use `electra pretrain` for "
-                "other objectives."
+                "generator.kind=transformer, a constant mask rate and both networks from the "
+                "start: use `electra pretrain` for other objectives."
             )
         if networks is None:
             model = model or EncoderConfig()
