@@ -10,7 +10,6 @@ from electra.models.electra import (
     GeneratorConfig,
     build_pair,
     generator_sizes,
-    resize_token_embeddings,
 )
 from electra.models.encoder import Encoder, EncoderConfig
 from electra.models.flops import row_flops, workloads_of
@@ -122,25 +121,6 @@ def test_output_weights_are_the_token_embeddings():
     after = generator.predict(hidden)
     changed = (before != after)[0, 0].nonzero().flatten()
     assert changed.tolist() == [7]
-
-
-@pytest.mark.parametrize("share", ["embeddings", "all", "none"])
-def test_sharing_survives_resize(share):
-    width = 1.0 if share == "all" else 0.5
-    generator, discriminator = build_pair(SMALL, GeneratorConfig(width=width, tie=share))
-    old = discriminator.encoder.embeddings.token.weight.detach().clone()
-    resize_token_embeddings(generator, discriminator, 300)
-    tables = [n.encoder.embeddings.token.weight for n in (generator, discriminator)]
-    assert (tables[0] is tables[1]) == (share != "none")
-    assert tables[1].shape[0] == 320
-    assert torch.equal(tables[1][:100], old[:100])
-    positions = torch.tensor([[0, 2]])
-    logits = generator(torch.tensor([[1, 299, 3]]), torch.zeros(1, 3).long(), None, positions)
-    assert logits.shape[-1] == 320
-    assert logits[..., :300].isfinite().all()
-    assert (logits[..., 300:] == float("-inf")).all()
-    resize_token_embeddings(generator, discriminator, 50)
-    assert generator.encoder.embeddings.token.weight.shape[0] == 64
 
 
 @pytest.mark.parametrize("std", [0.02, 0.1])

@@ -7,7 +7,6 @@ from electra.models.electra import (
     GeneratorConfig,
     build_pair,
     merge_disentangled,
-    resize_token_embeddings,
 )
 from electra.models.encoder import EncoderConfig
 
@@ -57,12 +56,3 @@ def test_gdes_reads_the_sum_and_exports_it(make, batch):
     assert objective.discriminator.encoder.embeddings is block  # as it was
     pair = build_pair(objective.discriminator.encoder.config, GeneratorConfig(width=0.5))
     assert merge_disentangled(pair[1]) is pair[1]
-
-
-def test_gdes_with_another_vocabulary():
-    model = EncoderConfig(layers=1, hidden=32, embedding=16, vocab_size=60)
-    pair = build_pair(model, GeneratorConfig(width=0.5, tie="gdes"))
-    resize_token_embeddings(*pair, 300)
-    assert not pair[1].encoder.embeddings.token.weight.any()
-    assert pair[0].encoder.embeddings.token.weight[200].any()
-    assert merge_disentangled(pair[1]).encoder.embeddings.token.weight.shape[0] == 320

@@ -16,7 +16,6 @@ from electra.models.encoder import (
     EncoderConfig,
     glorot_linear,
     init_truncated_,
-    resize_token_embeddings_,
 )
 from electra.models.local_init import init_local_attention_
 
@@ -208,25 +207,6 @@ def init_attention_(model: EncoderConfig, *encoders: Encoder) -> None:
             init_local_attention_(encoder)
             if isinstance(encoder.embeddings, DisentangledEmbeddings):
                 encoder.embeddings.zero_()  # the generator's embeddings have the waves
-
-
-def resize_token_embeddings(
-    generator: Generator, discriminator: Discriminator, vocab_size: int, absent: Sequence[int] = ()
-) -> None:
-    """Change the vocabulary size of both networks; shared embeddings stay shared."""
-    for encoder in {generator.encoder, discriminator.encoder}:
-        encoder.config = replace(encoder.config, vocab_size=vocab_size)
-    config = generator.encoder.config
-    for block in {generator.encoder.embeddings, discriminator.encoder.embeddings}:
-        kept = block.token.num_embeddings
-        resize_token_embeddings_(block, config.table_rows, config.init_std)
-        if isinstance(block, DisentangledEmbeddings):
-            block.token.weight.data[kept:] = 0  # new tokens start without a difference
-    bias = torch.zeros(config.table_rows, device=generator.bias.device)
-    kept = min(len(bias), len(generator.bias))
-    bias[:kept] = generator.bias.detach()[:kept]
-    generator.bias = nn.Parameter(bias)
-    generator.absent = absent_token_mask(config, absent).to(bias.device)
 
 
 def absent_token_mask(config: EncoderConfig, absent: Sequence[int]) -> Tensor:
