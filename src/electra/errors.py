@@ -16,6 +16,12 @@ class QuietError(UserError):
     """An error that another process of the same run reports."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, or torch on the CPU or a GPU, lacked memory."""
+    told = ("allocate memory", "out of memory")
+    return isinstance(error, MemoryError) or any(words in str(error) for words in told)
+
+
 def require(module: str, extra: str) -> ModuleType:
     """Import an optional library, or name the extra that installs it."""
     try:

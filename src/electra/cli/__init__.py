@@ -23,11 +23,9 @@ from electra.cli import (
     train,
 )
 from electra.cli.console import plain
-from electra.errors import QuietError, UserError
+from electra.errors import QuietError, UserError, is_out_of_memory
 from electra.files import is_disk_full
 
-NO_MEMORY = ("allocate memory", "out of memory")
-"""What torch says when the CPU or a GPU runs out of memory."""
 WAIT_POLICY = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 """Environment variables that decide how long idle OpenMP threads spin."""
 PATIENCE = 0.5
@@ -141,7 +139,7 @@ def run_app() -> int:
     except Exception as error:
         if is_disk_full(error):
             return fail("the disk is full: free some space and run the same command again.", 2)
-        if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+        if is_out_of_memory(error):
             return fail("out of memory: use a smaller model or batch.", 2)
         # A path that the system refuses
         if isinstance(error, OSError) and error.filename is not None:

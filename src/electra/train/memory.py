@@ -5,12 +5,9 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from electra.errors import UserError
+from electra.errors import UserError, is_out_of_memory
 from electra.train import checkpoint
 from electra.train.run import Run
-
-NO_MEMORY = ("allocate memory", "out of memory")
-"""What torch says when the CPU or a GPU runs out of memory."""
 
 
 def more_micro_batches(run: Run) -> int | None:
@@ -43,8 +40,7 @@ def explain_out_of_memory(run: Run) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
-        told = any(words in str(error) for words in NO_MEMORY)
-        if not isinstance(error, MemoryError) and not told:
+        if not is_out_of_memory(error):
             raise
         parts = more_micro_batches(run)
         less = f" train.grad_accumulation={parts}" if parts else ""
