@@ -31,6 +31,12 @@ def check_out_dir(out: Path, what: str, *marks: str) -> None:
         raise UserError(f"{out} is not empty and holds no {what}: choose another --out.")
 
 
+def check_new_dir(out: Path) -> None:
+    """Refuse a path in use: a file, or a folder with content."""
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out} already exists: choose another --out, or delete it.")
+
+
 @contextlib.contextmanager
 def lock_run_dir(run: Path) -> Iterator[None]:
     """Lock the run folder; the lock ends with the process.

@@ -5,7 +5,6 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from electra.errors import UserError
 from electra.hub.folders import (
     BODY,
     load_encoder,
@@ -44,12 +43,6 @@ def find_source(model: str) -> Source:
     """Return the folder of a fine-tuned model, or of the network that a pre-training run keeps."""
     folder = find_network(find_model(model), "encoder")
     return Source(folder=folder, is_task=(folder / CARD).is_file())
-
-
-def check_out(out: Path) -> None:
-    """Refuse a path that is in use."""
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out} already exists: choose another --out, or delete it.")
 
 
 def write_transformers(model: str, staging: Path) -> list[str]:

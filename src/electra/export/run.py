@@ -11,7 +11,6 @@ from electra.export.folders import (
     CONFIG_FILES,
     CONTRASTIVE_STEP,
     HEAD_IS_LOST,
-    check_out,
     copy_file,
     ensure_tokenizer,
     find_source,
@@ -27,6 +26,7 @@ from electra.export.push import (
 )
 from electra.files import new_folder
 from electra.release.details import read_card
+from electra.run_dir import check_new_dir
 
 Format = Literal["transformers", "onnx", "sentence-transformers"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -65,7 +65,7 @@ def export_model(
             "--int8 needs --data, a file on which the loss of accuracy is measured, and --data is "
             "for --int8 alone: give both or neither."
         )
-    check_out(out)
+    check_new_dir(out)
     details = read_card(card)
     api = None
     if push is not None:

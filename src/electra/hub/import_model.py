@@ -28,6 +28,7 @@ from electra.hub.tensor_bundle import TensorBundle, open_bundle
 from electra.model_paths import find_model
 from electra.models.electra import Discriminator, Generator
 from electra.models.encoder import Encoder, EncoderConfig
+from electra.run_dir import check_new_dir
 from electra.text.extend_vocabulary import ExtendedTokenizer
 from electra.text.tokenizer import (
     from_vocab_file,
@@ -77,8 +78,7 @@ def import_model(
     `heads` are the discriminator's attention heads in a TensorFlow checkpoint; 0 means one per 64
     of the hidden size, which is what google-research/electra always uses for the generator.
     """
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out} already exists: choose another --out, or delete it.")
+    check_new_dir(out)
     found: dict[str, ImportedNetwork] = {}
     for source in sources:
         prefix = find_checkpoint(source)

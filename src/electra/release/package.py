@@ -14,6 +14,7 @@ from electra.model_paths import find_model
 from electra.release.card import Access, CardFacts, model_card
 from electra.release.details import read_card
 from electra.release.run_facts import read_run
+from electra.run_dir import check_new_dir
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?")
@@ -27,8 +28,7 @@ def release(source: str, out: Path, *, name: str, version: str, card: Path | Non
     module = check_name(name)
     if not VERSION.fullmatch(version):
         raise UserError(f"--version {version}: give a version such as 1.0.0 or 1.1.0rc1.")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out} already exists: choose another --out, or delete it.")
+    check_new_dir(out)
     details, evaluations = read_card(card)
     networks = dict(load_folders(source))
     check_fits_fp16(networks)
