@@ -11,6 +11,7 @@ from electra.errors import UserError, require
 from electra.export.card import write_card
 from electra.export.folders import write_transformers
 from electra.release.details import CardDetails, ScoreTable
+from electra.train import checkpoint
 
 Tell = Callable[[str], None]
 
@@ -42,30 +43,28 @@ def push_checkpoints(
 ) -> None:
     """Upload the networks of each checkpoint as a revision with the checkpoint's name."""
     details, _ = card  # the scores are those of the last one
-    for checkpoint in find_checkpoints(run):
+    for path in find_checkpoints(run):
         with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary) / checkpoint.name
-            write_transformers(str(checkpoint), folder)
-            write_card(
-                str(checkpoint), folder, "transformers", name, (details, []), checkpoint.name
-            )
+            folder = Path(temporary) / path.name
+            write_transformers(str(path), folder)
+            write_card(str(path), folder, "transformers", name, (details, []), path.name)
             with hub_errors(
-                f"The checkpoint {checkpoint} is not on the Hub",
+                f"The checkpoint {path} is not on the Hub",
                 "Run the same command with another --out to upload what is missing",
             ):
-                api.create_branch(name, branch=checkpoint.name, exist_ok=True)
+                api.create_branch(name, branch=path.name, exist_ok=True)
                 api.upload_folder(
                     repo_id=name,
                     folder_path=folder,
-                    revision=checkpoint.name,
-                    commit_message=f"Upload {checkpoint.name} by electra",
+                    revision=path.name,
+                    commit_message=f"Upload {path.name} by electra",
                 )
-        tell(f"{name}: revision {checkpoint.name}")
+        tell(f"{name}: revision {path.name}")
 
 
 def find_checkpoints(run: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first."""
-    found = sorted((run.expanduser() / "checkpoints").glob("step-*"))
+    found = checkpoint.checkpoints(run.expanduser())
     if not found:
         raise UserError(f"{run} has no checkpoints: give a run, or leave out --checkpoints.")
     return found

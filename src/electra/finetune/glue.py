@@ -12,7 +12,7 @@ from rich.table import Table
 
 from electra.errors import UserError, require
 from electra.files import write_atomic
-from electra.finetune.kinds import KINDS
+from electra.finetune.kinds import make_kind
 from electra.finetune.kinds.base import Record
 from electra.finetune.kinds.text import TextKind
 from electra.finetune.results import Result, rank, read_results, summary
@@ -218,7 +218,7 @@ def best_test_predictions(tasks: Mapping[str, Task], out: Path) -> dict[str, Any
 
 def submission_values(task: Task, records: Sequence[Record]) -> npt.NDArray[Any]:
     """Predictions as the GLUE server takes them: label indices or values."""
-    kind = KINDS[task.kind](TaskCard(name=task.name, kind=task.kind))
+    kind = make_kind(TaskCard(name=task.name, kind=task.kind))
     assert isinstance(kind, TextKind)
     return kind.predictions(task, records)
 

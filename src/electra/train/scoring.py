@@ -111,7 +111,7 @@ def score_checkpoint(run: "Run", stop: GracefulStop, *, last: bool = False) -> f
 
 def _score(run: "Run", stop: GracefulStop, last: bool) -> float:
     scorer, state = run.scorer, run.state
-    folder = run.folder / "checkpoints" / f"step-{state.step:08d}"
+    folder = checkpoint.path_of(run.folder, state.step)
     if scorer is None or stop.signal is not None or not is_due(run, scorer, folder, last):
         return 0.0
 
