@@ -146,7 +146,7 @@ def test_the_example_of_probe(example):
     probed = lines(folder / "probed.jsonl")
     assert {(p["network"], p["phenomenon"]) for p in probed if p["phenomenon"] != "all"} == {
         (network, phenomenon)
-        for network in ("discriminator", "generator")
+        for network in ("discriminator", "generator", "combined")
         for phenomenon in ("order", "place")
     }
     assert all(0 <= p["accuracy"] <= 1 for p in probed)
