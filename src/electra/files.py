@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import io
 import os
 import re
 import secrets
@@ -9,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from electra.errors import UserError
 
@@ -41,6 +43,13 @@ def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def save_figure(figure: Any, path: Path, dpi: int) -> None:
+    """Write a figure of matplotlib as PNG, completely or not at all."""
+    content = io.BytesIO()
+    figure.savefig(content, dpi=dpi, format="png")
+    write_atomic(path, content.getbuffer())
 
 
 def sync(path: Path) -> None:

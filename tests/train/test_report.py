@@ -1,5 +1,6 @@
 """The report of a run: a picture, and a page that needs nothing beside it."""
 
+import errno
 import io
 import re
 import shutil
@@ -11,7 +12,7 @@ from electra.errors import UserError
 from electra.train.curves import panels_of
 from electra.train.metrics_log import MetricsLog, read_metrics
 from electra.train.progress_view import format_metric, metrics_present
-from electra.train.report import _amount, name_runs, write_report
+from electra.train.report import _amount, draw, name_runs, write_report
 from electra.train.report_samples import SENTENCES
 
 
@@ -47,6 +48,22 @@ def test_the_picture_and_the_page(finished, tmp_path):
 )
 def test_amounts(count, text):
     assert _amount(count) == text
+
+
+def test_a_full_disk_leaves_the_old_page_and_picture(finished, tmp_path, monkeypatch):
+    written = write_report([finished], tmp_path)
+    before = [path.read_bytes() for path in written]
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_report([finished], tmp_path)
+    with pytest.raises(OSError, match="No space left"):
+        draw(read_metrics(finished), written[0], title="another")
+    assert [path.read_bytes() for path in written] == before
+    assert sorted(tmp_path.iterdir()) == sorted(written)
 
 
 def test_without_a_place_it_goes_into_the_run(finished, tmp_path):

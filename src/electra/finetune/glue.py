@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from electra.errors import UserError, require
-from electra.files import write_atomic
+from electra.files import save_figure, write_atomic
 from electra.finetune.kinds import make_kind
 from electra.finetune.kinds.base import Record
 from electra.finetune.kinds.text import TextKind
@@ -248,5 +248,5 @@ def plot_scores(rows: Sequence[Mapping[str, Any]], out: Path) -> Path:
     axes.set_ylabel("dev score")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize="small")
     path = out / "glue.png"
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path, dpi=120)
     return path

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from electra.errors import UserError, require
-from electra.files import write_atomic
+from electra.files import save_figure, write_atomic
 from electra.finetune.glue import AVERAGED
 from electra.finetune.results import Result
 from electra.models.paper_flops import ELECTRA_SMALL
@@ -287,7 +287,7 @@ def draw_figure(study: Study, arms: Sequence[ArmResults], path: Path) -> None:
         axes.set_title(title)
         axes.set_xlabel(label)
     figure.suptitle(study.title)
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path, dpi=120)
 
 
 def draw_panel(study: Study, points: Sequence[tuple[Arm, list[float], float]], axes: Any) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from electra.errors import UserError, require
+from electra.files import save_figure, write_atomic
 from electra.hub import heat_map
 from electra.train import charts
 from electra.train.curves import Metrics, panels_of, render_charts, series
@@ -40,7 +41,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
     out = out or runs[0]
     out.mkdir(parents=True, exist_ok=True)
     picture, page = out / "report.png", out / "report.html"
-    page.write_text(text, encoding="utf-8")
+    write_atomic(page, text.encode())
     if len(runs) > 1:
         return [page]
     draw(metrics[runs[0]], picture, title=str(runs[0].name))
@@ -73,7 +74,7 @@ def draw(metrics: list[dict[str, Any]], path: Path, title: str) -> None:
         axes.grid(alpha=0.25)
         if len(curves) > 1:
             axes.legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path, dpi=110)
 
 
 def render(metrics: Mapping[Path, Metrics]) -> str:
