@@ -252,7 +252,7 @@ def check_tokenizer(config: "PretrainConfig", shards: Shards) -> None:
     tokenizer, _ = load_tokenizer_and_vocab(folder)
     if shards.fingerprint != fingerprint(tokenizer):
         raise UserError(
-            f"{shards.folder} was prepared with another tokenizer than that of "
+            f"{shards.location} was prepared with another tokenizer than that of "
             f"{config.init_from.model}: prepare the text again with --tokenizer "
             f"{shlex.quote(str(folder))}"
         )
