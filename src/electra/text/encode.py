@@ -15,9 +15,10 @@ from tokenizers import Tokenizer
 from electra.files import write_atomic
 from electra.text.layouts import Layout, Spans, build_rows, packed_spans, pair_spans
 from electra.text.plain_text import article_texts
+from electra.text.readers import batched
 from electra.text.tokenizer import Vocabulary
 from electra.text.wikitext import WikiPage
-from electra.text.wordpiece_cache import WordPieceCache, batched, supports_cache
+from electra.text.wordpiece_cache import BATCH_BYTES, WordPieceCache, supports_cache
 
 Chunk = tuple[int, list[bytes | WikiPage]]
 """The chunk's number and its documents."""
@@ -182,7 +183,7 @@ def encode_with_library(
     counts: list[int] = []
     texts = map(bytes.decode, documents)
     lines = [[line for line in text.split("\n") if line.strip()] for text in texts]
-    for batch in batched(chain.from_iterable(lines)):
+    for batch in batched(chain.from_iterable(lines), BATCH_BYTES, len):
         encoded = [e.ids for e in tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
         counts.extend(map(len, encoded))
         parts.append(np.array(list(chain.from_iterable(encoded)), dtype=dtype))

@@ -3,11 +3,11 @@
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from electra.errors import UserError, nearest, require
 from electra.text.archives import open_files
@@ -27,6 +27,7 @@ WIKI_JSON = re.compile(r'\{"id": "[^"\n]*", (?:"revid": "[^"\n]*", )?"url": "')
 
 Document = str | WikiPage
 """A text, or an article of a Wikipedia dump that is still to be parsed."""
+Item = TypeVar("Item")
 
 
 @dataclass(slots=True)
@@ -61,16 +62,23 @@ def chunk_documents(
     documents: Iterable[Document], *, size: int = CHUNK_BYTES
 ) -> Iterator[list[Document]]:
     """Yield lists of documents of about `size` bytes; the cuts depend only on the text."""
-    chunk: list[Document] = []
-    chunk_size = 0
-    for document in documents:
-        chunk.append(document)
-        chunk_size += size_in_bytes(document)
-        if chunk_size >= size:
-            yield chunk
-            chunk, chunk_size = [], 0
-    if chunk:
-        yield chunk
+    return batched(documents, size, size_in_bytes)
+
+
+def batched(
+    items: Iterable[Item], size: int, size_of: Callable[[Item], int]
+) -> Iterator[list[Item]]:
+    """Yield lists of items; each but the last ends with the item that brings it to `size`."""
+    batch: list[Item] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += size_of(item)
+        if total >= size:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
 
 
 def no_text(inputs: Sequence[str | Path]) -> UserError:

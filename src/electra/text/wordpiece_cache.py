@@ -9,13 +9,14 @@ BERT's own rules stay in the library.
 import string
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
 from itertools import count, islice
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from electra.text.readers import batched
 
 BATCH_BYTES = 500_000  # text that is encoded at once
 MAX_CACHE_BYTES = 64_000_000  # approximate size of words and ids; then the cache is cleared
@@ -49,7 +50,6 @@ LENGTH_BITS = np.array([n << 56 for n in SIZES], dtype="<u8")
 TokenIds = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
-Text = TypeVar("Text", str, bytes)
 
 
 def supports_cache(tokenizer: Tokenizer) -> bool:
@@ -102,7 +102,7 @@ class WordPieceCache:
         """Return all ids, and for each document the number of ids of each line."""
         parts: list[TokenIds] = [np.empty(0, dtype=self.dtype)]
         lines: list[list[int]] = []
-        for batch in batched(documents):
+        for batch in batched(documents, BATCH_BYTES, len):
             ids, counts = self.encode(b"\n".join(batch))
             parts.append(ids)
             each = iter(counts.tolist())
@@ -204,17 +204,3 @@ def table_slots(first: Keys, second: Keys, size: int) -> Ints:
     """Hash the keys to slots of the table (multiplicative hashing)."""
     mixed = (first * np.uint64(0x9E3779B97F4A7C15) ^ second) * np.uint64(0xC2B2AE3D27D4EB4F)
     return (mixed >> np.uint64(65 - size.bit_length())).astype(np.int64)
-
-
-def batched(texts: Iterable[Text]) -> Iterator[list[Text]]:
-    """Yield lists of texts of limited total size."""
-    batch: list[Text] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
