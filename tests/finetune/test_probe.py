@@ -126,8 +126,8 @@ def test_the_combined_score_is_that_of_bayes_rule(both):
             replaced_at = networks[0](ids, torch.zeros_like(ids))[0].exp()
         for place in range(1, len(row) - 1):
             probability = masked_probability(folders[1], row.tolist(), place)
-            odds = probability / replaced_at[place].item() * 0.15 / 0.85
-            total += math.log(odds / (1 + odds))
+            ratio = probability / replaced_at[place].item() * 0.15 / 0.85
+            total += math.log(ratio / (1 + ratio))
         assert score == pytest.approx(total, abs=1e-3)
 
 

@@ -37,8 +37,8 @@ from electra.train.validation import token_counts
 Network = Literal["discriminator", "generator"]
 TOKENS = 32768
 """Approximate number of tokens per batch."""
-LOG_PRIOR_ODDS = math.log(0.15 / 0.85)
-"""Of a token being replaced in pre-training, where the paper masks 15 %."""
+PRIOR_LOGIT = math.log(0.15 / 0.85)
+"""The logit of a token being replaced in pre-training, where the paper masks 15 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,10 +191,10 @@ def combine(logits: Tensor, log_probs: Tensor) -> Tensor:
     """The log probability of each token in the text, as the networks together imply it.
 
     A replaced token is a sample of the generator. If a token has the probability p in the text and
-    q in the generator, the odds of its being replaced are therefore 0.15 / 0.85 * q * (1 - p) / p,
-    which is what the discriminator learns. Here they are solved for log p.
+    q in the generator, it is therefore 0.15 / 0.85 * q * (1 - p) / p times as likely to be replaced
+    as to be original, which is what the discriminator learns. Here that is solved for log p.
     """
-    return F.logsigmoid(log_probs - logits + LOG_PRIOR_ODDS)
+    return F.logsigmoid(log_probs - logits + PRIOR_LOGIT)
 
 
 def replaced_logits(network: Discriminator, ids: Tensor, total: Tensor) -> Tensor:
