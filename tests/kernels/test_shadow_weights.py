@@ -9,6 +9,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from electra.kernels import shadow_weights
 from electra.kernels.modules import attach_shadow_weights
 from electra.kernels.shadow_weights import ShadowWeights, attach, attached, cast_weights
+from electra.optim.adam import OptimConfig
+from electra.optim.ema import WeightEma
+from electra.optim.optimizer import build_optimizer
 from electra.train.accelerate import use_fused_kernels_
 
 
@@ -98,3 +101,34 @@ def test_copies_that_last_change_nothing(make, text, ask):
         for a, b in zip(one, two, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(plain[0][0], plain[1][0])
+
+
+def test_averages_and_updates_pass_through_the_copies(make, text, ask):
+    """The forward pass reads the average while it is swapped in, and the weights again after it."""
+    batch, found = text(3, 24, 60), []
+    for lasting in (False, True):
+        objective = make("rtd")
+        use_fused_kernels_(objective)
+        torch.manual_seed(3)
+        masked = objective.mask(batch)
+        if lasting:
+            attach_shadow_weights(objective, torch.float32)
+        ema = WeightEma(dict(objective.named_parameters()), 0.9)
+        optimizer = build_optimizer(objective, OptimConfig(kind="muon"))
+
+        def loss(objective=objective, masked=masked) -> torch.Tensor:
+            torch.manual_seed(4)
+            return ask(objective, batch, masked)[0].loss.detach()
+
+        losses = [loss()]
+        optimizer.step(torch.tensor(0.05, device=batch.ids.device))
+        ema.update()
+        losses.append(loss())
+        with ema.applied():
+            losses.append(loss())
+        losses.append(loss())
+        found.append(torch.stack(losses))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+    before, after, average, again = found[1].tolist()
+    assert len({before, after, average}) == 3
+    assert again == after

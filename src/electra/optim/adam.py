@@ -237,6 +237,8 @@ def fused_update(
         grad_scale=scale,
         found_inf=skip,
     )
+    # The kernel leaves versions alone, by which copies of weights are found to be out of date
+    torch.autograd.graph.increment_version(params)
 
 
 def foreach_update(
