@@ -1,17 +1,18 @@
-"""A record from text to scores: tokenizer, shards, pre-training, package, GLUE, BLiMP.
+"""A record from text to scores: tokenizer, shards, pre-training, package, GLUE, BLiMP, model card.
 
-    python benchmarks/record.py OUT --text corpus/*.txt.xz --glue glue --blimp blimp \
-        --budget 25min --set data.batch_size=256 --set optim.lr=8e-4
+    python benchmarks/record.py OUT --text corpus/*.txt.xz --glue glue --blimp blimp
 
 Each step is a command of the package, printed with its time; the same command continues with what
 is missing. The package with the weights is written before anything is scored, so that it can be
-copied to a safe place. OUT/summary.json has the medians over the seeds, the speed, the mean power
-of the GPU while it trained, and the commit. --until stops after a step, such as `package`.
+copied to a safe place; OUT/scored has it again with the scores in its card. OUT/summary.json has
+the medians over the seeds, the speed, the mean power of the GPU while it trained, and the commit.
+--until stops after a step, such as `package`.
 """
 
 import argparse
 import json
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -19,26 +20,54 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from electra.config import override
+from electra.errors import UserError
 from electra.files import write_atomic
+from electra.finetune.settings import FinetuneConfig
 from electra.jsonl import read_jsonl
+from electra.recipes import recipe
+from electra.release.details import Evaluation, Score, read_card, read_details
+from electra.release.package import check_name
+from electra.tasks.blimp import load_blimp
+from electra.tasks.glue import load_glue
 from electra.train.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[1]
-STEPS = ("shards", "train", "package", "glue", "blimp", "stranger")
+STRANGER = (
+    "transformers' `ElectraForSequenceClassification`, 3e-5, batches of 32, 10 epochs, the same "
+    "learning rate in all layers; dev."
+)
 
 
 def main() -> None:
+    options = parse()
+    try:
+        check(options)
+    except UserError as error:
+        sys.exit(f"{error}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name, step in STEPS.items():
+        step(options)
+        write_json(options.out / "summary.json", summary(options))
+        if name == options.until:
+            break
+    print((options.out / "summary.json").read_text())
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="folder of the record; continued if it exists")
     parser.add_argument("--text", nargs="+", required=True, help="files of text")
-    parser.add_argument("--glue", required=True, help="the GLUE folder")
-    parser.add_argument("--blimp", required=True, help="the BLiMP folder")
-    parser.add_argument("--recipe", default="paper.small")
+    parser.add_argument("--tokenizer", type=Path, help="instead of one from every third file")
+    parser.add_argument("--glue", type=Path, required=True, help="the GLUE folder")
+    parser.add_argument("--blimp", type=Path, required=True, help="the BLiMP folder")
+    parser.add_argument("--recipe", default="fast.small")
     parser.add_argument("--budget", default="25min")
     parser.add_argument("--set", action="append", default=[], help="a setting, KEY=VALUE")
     parser.add_argument("--length", type=int, default=128, help="of the rows, in tokens")
@@ -47,20 +76,31 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="of fine-tuning")
     parser.add_argument("--tuning", action="append", default=[], help="a setting of fine-tuning")
     parser.add_argument("--name", default="electra-record-en", help="of the package")
-    parser.add_argument("--card", help="YAML file for the model card")
-    parser.add_argument("--until", choices=STEPS, default="blimp")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    for step in STEPS[: STEPS.index(options.until) + 1]:
-        globals()[step](options)
-    found = summary(options)
-    write_atomic(options.out / "summary.json", (json.dumps(found, indent=2) + "\n").encode())
-    print(json.dumps(found))
+    parser.add_argument("--card", type=Path, help="YAML file for the model card")
+    parser.add_argument("--commit", default="", help="for the scores; otherwise git's")
+    parser.add_argument("--stranger", action="store_true", help="also GLUE by stranger.py")
+    parser.add_argument("--until", choices=STEPS, default="card")
+    return parser.parse_args()
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuse now what would end the record after the training."""
+    if missing := [path for path in options.text if not Path(path).is_file()]:
+        raise UserError(f"There is no file '{missing[0]}': give the files of text.")
+    override(recipe(options.recipe), [*options.set, f"train.budget={options.budget}"])
+    override(FinetuneConfig(), options.tuning)
+    check_name(options.name)
+    read_card(options.card)
+    for task in options.tasks.split(","):
+        load_glue(task, options.glue)
+    load_blimp(options.blimp)
 
 
 def shards(options: argparse.Namespace) -> None:
-    """A tokenizer from every third file, and shards of all."""
-    tokenizer = options.out / "tokenizer"
+    """A tokenizer from every third file, unless one is given, and shards of all."""
+    if (options.out / "run").exists():
+        return
+    tokenizer = options.tokenizer or options.out / "tokenizer"
     if not tokenizer.is_dir():
         electra("tokenizer", "train", *options.text[::3], "--out", tokenizer,
                 "--vocab-size", options.vocab_size)  # fmt: skip
@@ -71,7 +111,9 @@ def shards(options: argparse.Namespace) -> None:
 def train(options: argparse.Namespace) -> None:
     """Pre-train, or continue a run that was stopped."""
     run = options.out / "run"
-    if any((run / "checkpoints").glob("step-*")):
+    if (options.out / options.name).is_dir():
+        return
+    if (run / "config.yaml").is_file():
         words: tuple[Any, ...] = ("--resume", "--out", run)
     else:
         words = (options.recipe, "--data", options.out / "shards", "--out", run,
@@ -97,6 +139,8 @@ def glue(options: argparse.Namespace) -> None:
 
 def blimp(options: argparse.Namespace) -> None:
     """All scores of `electra probe`, and what knows no grammar."""
+    if (options.out / "blimp.jsonl").is_file():
+        return
     found = electra("probe", options.out / options.name, "--data", options.blimp,
                     "--network", "both", "--baseline", options.out / "shards", "--json",
                     quiet=True)  # fmt: skip
@@ -104,7 +148,9 @@ def blimp(options: argparse.Namespace) -> None:
 
 
 def stranger(options: argparse.Namespace) -> None:
-    """GLUE with the settings of somebody who does not know this package."""
+    """GLUE with the settings of somebody who does not know this package, if asked for."""
+    if not options.stranger:
+        return
     run([sys.executable, str(ROOT / "benchmarks" / "stranger.py"),
          str(options.out / options.name), "--data", options.glue,
          "--out", str(options.out / "stranger.jsonl"), "--tasks", options.tasks,
@@ -159,19 +205,13 @@ def summary(options: argparse.Namespace) -> dict[str, Any]:
     out: Path = options.out
     found: dict[str, Any] = {"recipe": options.recipe, "budget": options.budget}
     found["settings"] = options.set
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
-                            capture_output=True, text=True, check=False)  # fmt: skip
-    found["commit"] = commit.stdout.strip()
-    metrics = read_metrics(out / "run")
-    validations = [line for line in metrics if line["kind"] == "held_out"]
-    if validations:
-        kept = ("step", "mlm_loss", "generator_accuracy", "detection_loss", "auc")
-        found["validation"] = {name: validations[-1].get(name) for name in kept}
+    found["commit"] = options.commit or git_commit()
+    found |= training(out)
     if (out / "watts.json").is_file():
         found |= json.loads((out / "watts.json").read_text())
-    for name, path in (("glue", "glue/results.jsonl"), ("stranger", "stranger.jsonl")):
+    for name, paths in (("glue", "glue/*/results.jsonl"), ("stranger", "stranger.jsonl")):
         scores: dict[str, list[float]] = {}
-        for line in read_jsonl(out / path):
+        for line in (line for path in sorted(out.glob(paths)) for line in read_jsonl(path)):
             scores.setdefault(line["task"], []).append(round(100 * line["score"], 2))
         if scores:
             medians = {task: statistics.median(each) for task, each in scores.items()}
@@ -181,6 +221,76 @@ def summary(options: argparse.Namespace) -> dict[str, Any]:
     if whole:
         found["blimp"] = {line["network"]: line["accuracy"] for line in whole}
     return found
+
+
+def training(out: Path) -> dict[str, Any]:
+    """The length, the speed and the last validation of the run so far."""
+    metrics = read_metrics(out / "run")
+    found: dict[str, Any] = {}
+    if reports := [line for line in metrics if line["kind"] == "train"]:
+        found |= {name: reports[-1][name] for name in ("step", "tokens", "seconds")}
+        found["tokens_per_second"] = statistics.median(r["tokens_per_second"] for r in reports)
+    if started := [line for line in metrics if line.get("message") == "started"]:
+        found |= {name: started[0][name] for name in ("hardware", "kernels")}
+    if validations := [line for line in metrics if line["kind"] == "held_out"]:
+        kept = ("step", "loss", "mlm_loss", "generator_accuracy", "detection_loss", "auc", "recall")
+        found["validation"] = {name: validations[-1].get(name) for name in kept}
+    return found
+
+
+def git_commit() -> str:
+    """The commit of this script, if git knows it."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:  # there is no git
+        return ""
+
+
+def write_json(path: Path, value: object) -> None:
+    write_atomic(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def card(options: argparse.Namespace) -> None:
+    """The package again, now with the scores in its model card."""
+    out, details, found = options.out, read_details(options.card), summary(options)
+    evaluations = list(details.evaluations)
+    glue = b"".join(path.read_bytes() for path in sorted(out.glob("glue/*/results.jsonl")))
+    write_atomic(out / "glue.jsonl", glue)
+    settings = ", ".join(options.tuning) or "its default settings"
+    for name, note in (("glue", f"`electra glue` with {settings}; dev."), ("stranger", STRANGER)):
+        if name in found:
+            evaluations.append(Evaluation(title="GLUE", note=note, file=f"{name}.jsonl"))
+    if "blimp" in found:
+        scores = tuple(
+            Score(task=f"BLiMP, {network}", score=accuracy)
+            for network, accuracy in found["blimp"].items()
+        )
+        note = "`electra probe --network both --baseline shards`"
+        evaluations.append(Evaluation(title="BLiMP", note=note, scores=scores))
+    details = replace(
+        details,
+        evaluations=tuple(evaluations),
+        commit=details.commit or found["commit"],
+        watts=details.watts or found.get("watts") or 0.0,
+        watts_note=details.watts_note or "mean of nvidia-smi, GPU only",
+    )
+    write_json(out / "card.yaml", asdict(details))  # JSON is YAML, too
+    scored = out / "scored"
+    shutil.rmtree(scored, ignore_errors=True)
+    electra("release", out / "run", "--name", options.name, "--out", scored / options.name,
+            "--card", out / "card.yaml")  # fmt: skip
+
+
+STEPS = {
+    "shards": shards,
+    "train": train,
+    "package": package,
+    "glue": glue,
+    "blimp": blimp,
+    "stranger": stranger,
+    "card": card,
+}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """benchmarks/record.py: every step on invented text, in this process, and again without work."""
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 
@@ -44,7 +42,12 @@ def call(tasks, corpus, electra, monkeypatch):
         words += ["--glue", str(tasks / "glue"), "--blimp", str(tasks / "blimp")]
         words += ["--budget", "3steps", "--length", "32", "--vocab-size", "300", "--tasks", "cola"]
         words += ["--seeds", "2", "--tuning", "epochs=1"]
-        for setting in ("data.seq_length=32", "model.hidden=32", "model.embedding=16"):
+        for setting in (
+            "data.seq_length=32",
+            "train.report_every=1",
+            "model.hidden=32",
+            "model.embedding=16",
+        ):
             words += ["--set", setting]
         monkeypatch.setattr("sys.argv", [*words, *options])
         record.main()
@@ -56,13 +59,14 @@ def call(tasks, corpus, electra, monkeypatch):
 def test_a_record_step_by_step(call, tasks):
     commands, found = call("--until", "package")
     assert commands == ["tokenizer", "prepare", "pretrain", "release"]
-    assert found["validation"]["step"] == 3
+    assert found["validation"]["step"] == found["step"] == 3
+    assert found["kernels"] == "plain modules"
     assert "glue" not in found
     weights = tasks / "out" / "electra-record-en" / "electra_record_en"
     assert (weights / "generator" / "model.safetensors").is_file()
 
     commands, found = call()
-    assert commands == ["prepare", "pretrain", "glue", "probe"], "the rest is there already"
+    assert commands == ["glue", "probe", "release"], "the rest is there already"
     seeds = found["glue"]["seeds"]["cola"]
     assert len(seeds) == 2
     assert found["glue"]["mean"] == pytest.approx(sum(seeds) / 2)
@@ -74,13 +78,45 @@ def test_a_record_step_by_step(call, tasks):
     assert found["settings"][0] == "data.seq_length=32"
 
 
+def test_the_card_has_the_scores(call, tasks):
+    call()
+    package = tasks / "out" / "scored" / "electra-record-en"
+    card = (package / "README.md").read_text()
+    assert "BLiMP, combined" in card
+    assert "cola" in card.lower()
+    weights = "electra_record_en/discriminator/model.safetensors"
+    first = tasks / "out" / "electra-record-en"
+    assert (package / weights).read_bytes() == (first / weights).read_bytes()
+    assert "BLiMP" not in (first / "README.md").read_text()
+
+
+MISTAKES = {
+    "no text": ("--text", "none.txt"),
+    "a setting": ("--set", "optim.rate=1"),
+    "a setting of fine-tuning": ("--tuning", "rate=1"),
+    "the budget": ("--budget", "17"),
+    "the task": ("--tasks", "cola,none"),
+    "no BLiMP": ("--blimp", "none"),
+    "the name": ("--name", "No Name"),
+    "no card": ("--card", "none.yaml"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_end_the_record_before_it_begins(name, call, tasks):
+    with pytest.raises(SystemExit) as ended:
+        call(*MISTAKES[name])
+    assert isinstance(ended.value.code, str), "a sentence"
+    assert not (tasks / "out").exists()
+
+
 def test_a_failure_ends_the_record(tasks, corpus, monkeypatch, capfd):
-    words = ["record.py", str(tasks / "out"), "--text", str(corpus / "none.txt")]
-    words += ["--glue", str(tasks / "glue"), "--blimp", str(tasks / "blimp")]
+    (tasks / "empty.txt").touch()
+    words = ["record.py", str(tasks / "out"), "--text", str(tasks / "empty.txt")]
+    words += ["--glue", str(tasks / "glue"), "--blimp", str(tasks / "blimp"), "--tasks", "cola"]
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit) as ended:
         record.main()
     assert ended.value.code == 2
-    assert "none.txt" in capfd.readouterr().err
-    assert not Path(tasks / "out" / "summary.json").exists()
-    shutil.rmtree(tasks / "out")
+    assert "empty.txt" in capfd.readouterr().err
+    assert not (tasks / "out" / "summary.json").exists()
