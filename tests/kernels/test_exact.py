@@ -87,6 +87,14 @@ def other_attention_dropout(objective):
     last_layer(objective).attention.dropout = 0.9
 
 
+def no_embedding_dropout(objective):
+    objective.discriminator.encoder.embeddings.dropout = nn.Identity()
+
+
+def other_embedding_dropout(objective):
+    objective.discriminator.encoder.embeddings.dropout.p = 0.9
+
+
 def extra_parameter(objective):
     last_layer(objective).scale = nn.Parameter(torch.ones(()))
 
@@ -201,6 +209,16 @@ def test_what_is_not_exactly_the_module_runs_as_it_is(change, make, same):
         same(objective, accelerate)
 
 
+def test_embeddings_without_dropout_run_as_they_are(make):
+    """Both networks: they share the embeddings."""
+    objective = make("rtd")
+    no_embedding_dropout(objective)
+    with pytest.warns(UserWarning, match="embeddings dropout is Identity, not Dropout") as told:
+        use_fused_kernels_(objective)
+    assert len(told) == 2
+    assert "forward" not in vars(objective.discriminator.encoder)
+
+
 def new_layer(objective):
     layers = objective.discriminator.encoder.layers
     torch.manual_seed(5)
@@ -215,6 +233,7 @@ def own_predict(objective):
 
 CHANGED_LATER = [
     *(forward_hook, deep_hook, head_hook, generator_hook, other_eps, head_eps, own_attend),
+    no_embedding_dropout,
     *(become(PreNormLayer), other_attention, extra_module, other_discriminator, new_layer),
     *(other_generator, own_predict),
 ]
@@ -237,7 +256,9 @@ def test_what_is_changed_later_counts(change, make, text, agreed, ask, near):
     near(outcomes[1].loss, outcomes[0].loss)
 
 
-@pytest.mark.parametrize("change", [other_dropout, other_attention_dropout])
+@pytest.mark.parametrize(
+    "change", [other_dropout, other_attention_dropout, other_embedding_dropout]
+)
 def test_dropout_that_is_changed_later_counts(change, make, text, monkeypatch):
     objective, batch = make("rtd", model={"layers": 2}).train(), text(2, 24, TOKENS)
     use_fused_kernels_(objective)
@@ -245,7 +266,7 @@ def test_dropout_that_is_changed_later_counts(change, make, text, monkeypatch):
     first, second = (encoder(*batch[:3]) for _ in range(2))
     assert torch.equal(first, second)
     change(objective)
-    with pytest.warns(UserWarning, match="an encoder runs as plain modules: layer 1"):
+    with pytest.warns(UserWarning, match=r"an encoder runs as plain modules: layer \d"):
         first, second = (encoder(*batch[:3]) for _ in range(2))
     assert not torch.equal(first, second)
 

@@ -158,8 +158,10 @@ class Encoder(nn.Module):
     @property
     def dropout_rates(self) -> tuple[float, float]:
         """The current rates of dropout and of attention dropout, which `set_dropout_` changes."""
-        attention = (m.dropout for m in self.layers.modules() if isinstance(m, Attention))
-        return self.embeddings.dropout.p, next(attention, self.config.attention_dropout)
+        dropout = (m.p for m in self.modules() if isinstance(m, nn.Dropout))
+        attention = (m.dropout for m in self.modules() if isinstance(m, Attention))
+        c = self.config  # where there are no such modules any more
+        return next(dropout, c.dropout), next(attention, c.attention_dropout)
 
     def forward(
         self, ids: Tensor, segments: Tensor, attention_mask: Tensor | None = None
