@@ -25,13 +25,25 @@ import pytest
 from electra.train import accelerate
 
 FORMS = {
+    "electra.models.encoder:Embeddings.__init__": (
+        "any_gpu/embedding.py: Embedding",
+        "7897fcb3a7710744",
+    ),
     "electra.models.encoder:Embeddings.forward": (
         "any_gpu/embedding.py: Embedding",
         "5c6f2afd300637f0",
     ),
+    "electra.models.encoder:Attention.__init__": (
+        "any_gpu/attention.py, cuda/attention.py",
+        "75f5d56c41da1dbd",
+    ),
     "electra.models.encoder:Attention.forward": (
         "any_gpu/attention.py, cuda/attention.py",
         "bd06fd41e86d38d2",
+    ),
+    "electra.models.encoder:Layer.__init__": (
+        "layer_params.py, encoder_stack.py, cuda/fused_encoder.py",
+        "210815c935dd7581",
     ),
     "electra.models.encoder:Layer.forward": (
         "encoder_stack.py, cuda/fused_encoder.py",
@@ -41,9 +53,17 @@ FORMS = {
         "encoder_stack.py, cuda/fused_encoder.py",
         "1df2d2b6be813003",
     ),
+    "electra.models.encoder:Encoder.__init__": (
+        "modules.py: encoder_forward",
+        "cfeeaa2fb93f8d81",
+    ),
     "electra.models.encoder:Encoder.forward": (
         "modules.py: encoder_forward",
         "d7a192efbb66bca0",
+    ),
+    "electra.models.electra:Generator.__init__": (
+        "modules.py: mlm_loss",
+        "4297c79f46b2f06a",
     ),
     "electra.models.electra:Generator.forward": (
         "modules.py: mlm_loss",
@@ -60,6 +80,10 @@ FORMS = {
     "electra.models.electra:Generator.output_bias": (
         "any_gpu/mlm.py, cuda/fused_linear_cross_entropy.py",
         "6192c4c128bdb565",
+    ),
+    "electra.models.electra:Discriminator.__init__": (
+        "modules.py: discriminator_forward",
+        "0727cc0f5bd101ef",
     ),
     "electra.models.electra:Discriminator.forward": (
         "modules.py: discriminator_forward, any_gpu/rtd.py: RtdHead",
