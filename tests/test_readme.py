@@ -41,6 +41,23 @@ def test_make_knows_the_commands_of_the_readme():
         assert re.search(rf"^{name}:", rules, re.M), name
 
 
+def test_the_reading_list_has_the_length_of_the_files():
+    """To a twentieth, so that not every change of a file changes the README."""
+    text = (ROOT / "README.md").read_text()
+    listed = re.findall(r"\]\((src/electra/\S+\.py)\) \| (\d+) \|", text)
+    summary = re.search(r"these (\d+) files, about ([\d,]+) lines in all", text)
+    assert summary is not None
+    lengths = [len((ROOT / path).read_text().splitlines()) for path, _ in listed]
+    wrong = {
+        path: length
+        for (path, stated), length in zip(listed, lengths, strict=True)
+        if abs(int(stated) - length) > 0.05 * length
+    }
+    assert not wrong, f"README.md, Reading the code: {wrong}"
+    assert int(summary[1]) == len(listed) >= 10
+    assert abs(int(summary[2].replace(",", "")) - sum(lengths)) < 0.05 * sum(lengths)
+
+
 @pytest.mark.parametrize("page", sorted(p.name for p in (ROOT / "docs").glob("*.md")))
 def test_excerpts_are_the_code(page):
     text = (ROOT / "docs" / page).read_text()
