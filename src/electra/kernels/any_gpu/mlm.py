@@ -270,75 +270,78 @@ def mlm_loss_kernel(
     for each group would take longer than everything else.
     """
     row = tl.program_id(0)
-    here = logits + row.to(tl.int64) * vocab
-    true = tl.load(labels + row).to(tl.int32)
-    counts = tl.load(is_masked + row)
+    row_logits = logits + row.to(tl.int64) * vocab
+    label = tl.load(labels + row).to(tl.int32)
+    masked = tl.load(is_masked + row)
     lane = tl.arange(0, LANES) * RUN
     run = tl.arange(0, RUN)
     each = lane[:, None] + run[None, :]
-    top = tl.full((LANES,), -1e30, tl.float32)
+    lane_max = tl.full((LANES,), -1e30, tl.float32)
     total = tl.zeros((LANES,), tl.float32)
-    mass = tl.zeros((LANES,), tl.float32)
-    peak = tl.full((LANES,), -1e30, tl.float32)  # the top of what may be the sample
-    place = tl.zeros((LANES,), tl.int32)  # the group in which the top is
+    sample_total = tl.zeros((LANES,), tl.float32)
+    sample_max = tl.full((LANES,), -1e30, tl.float32)  # of the tokens that may be the sample
+    max_group = tl.zeros((LANES,), tl.int32)  # the group in which `lane_max` is
     for start in range(0, vocab, LANES * RUN):
         col = start + each
-        x = tl.load(here + col, col < vocab, -float("inf")).to(tl.float32)
-        most = tl.max(x, 1)
-        place = tl.where(most > top, start, place)
-        most = tl.maximum(top, most)
-        total = total * tl.exp2((top - most) * LOG2E)
-        total += tl.sum(tl.exp2((x - most[:, None]) * LOG2E), 1)
+        x = tl.load(row_logits + col, col < vocab, -float("inf")).to(tl.float32)
+        new_max = tl.max(x, 1)
+        max_group = tl.where(new_max > lane_max, start, max_group)
+        new_max = tl.maximum(lane_max, new_max)
+        total = total * tl.exp2((lane_max - new_max) * LOG2E)
+        total += tl.sum(tl.exp2((x - new_max[:, None]) * LOG2E), 1)
         if not same:
-            may = allowed(x, col, true, exclude)
-            crest = tl.maximum(peak, tl.max(may, 1))
-            mass = mass * tl.exp2((peak - crest) * inv_temperature)
-            mass += tl.sum(tl.exp2((may - crest[:, None]) * inv_temperature), 1)
-            peak = crest
-        top = most
-    high = tl.max(top, 0)
-    total *= tl.exp2((top - high) * LOG2E)
-    mass = total if same else mass * tl.exp2((peak - tl.max(peak, 0)) * inv_temperature)
+            x = allowed(x, col, label, exclude)
+            old_max = sample_max
+            sample_max = tl.maximum(sample_max, tl.max(x, 1))
+            sample_total = sample_total * tl.exp2((old_max - sample_max) * inv_temperature)
+            sample_total += tl.sum(tl.exp2((x - sample_max[:, None]) * inv_temperature), 1)
+        lane_max = new_max
+    max_logit = tl.max(lane_max, 0)
+    total *= tl.exp2((lane_max - max_logit) * LOG2E)
+    if same:
+        sample_total = total
+    else:
+        sample_total *= tl.exp2((sample_max - tl.max(sample_max, 0)) * inv_temperature)
     total = tl.sum(total, 0)
     # The first run with the highest logit, and its first token.
-    begin = tl.min(tl.where(top == high, place + lane, vocab), 0)
-    best_tokens = begin + run
-    found = tl.load(here + best_tokens, best_tokens < vocab, -float("inf")).to(tl.float32)
-    guess = tl.min(tl.where(found == high, best_tokens, vocab), 0)
-    there = tl.load(here + true).to(tl.float32)
-    beside = tl.load(here + tl.load(other + row)).to(tl.float32)
-    # First a lane by its mass, then a token of that lane: so the 24 bits of a random number reach
-    # rarer tokens.
+    first = tl.min(tl.where(lane_max == max_logit, max_group + lane, vocab), 0)
+    best_run = first + run
+    best_logits = tl.load(row_logits + best_run, best_run < vocab, -float("inf")).to(tl.float32)
+    best_token = tl.min(tl.where(best_logits == max_logit, best_run, vocab), 0)
+    label_logit = tl.load(row_logits + label).to(tl.float32)
+    other_logit = tl.load(row_logits + tl.load(other + row)).to(tl.float32)
+    # First a lane by its probability, then a token of that lane: so the 24 bits of a random number
+    # reach rarer tokens.
     number = uniform_of_slot(row_keys, row, slots, SAMPLE_GROUP)
-    chosen = sample_categorical(mass, number) * RUN
-    turn = tl.arange(0, TIMES * RUN)
-    spot = chosen + turn // RUN * (LANES * RUN) + turn % RUN
-    few = tl.load(here + spot, spot < vocab, -float("inf")).to(tl.float32)
-    few = allowed(few, spot, true, exclude)
-    exp_scores = tl.exp2((few - tl.max(few, 0)) * inv_temperature)
+    chosen_lane = sample_categorical(sample_total, number) * RUN
+    index = tl.arange(0, TIMES * RUN)
+    lane_cols = chosen_lane + index // RUN * (LANES * RUN) + index % RUN
+    lane_logits = tl.load(row_logits + lane_cols, lane_cols < vocab, -float("inf")).to(tl.float32)
+    lane_logits = allowed(lane_logits, lane_cols, label, exclude)
+    exp_scores = tl.exp2((lane_logits - tl.max(lane_logits, 0)) * inv_temperature)
     number = uniform_of_slot(row_keys, row, slots, SAMPLE_TOKEN)
-    turn = sample_categorical(exp_scores, number)
-    tl.store(samples + row, chosen + turn // RUN * (LANES * RUN) + turn % RUN)
+    index = sample_categorical(exp_scores, number)
+    tl.store(samples + row, chosen_lane + index // RUN * (LANES * RUN) + index % RUN)
     # Not a product: an unused slot may hold a token without probability.
-    level = tl.log(total)  # above `high`, in whose scale nothing is lost
-    tl.store(losses + row, tl.where(counts, high - there + level, 0.0))
-    tl.store(log_probs + 2 * row, -level)
-    tl.store(log_probs + 2 * row + 1, beside - high - level)
-    tl.store(best + row, guess)
-    weight = tl.where(counts, 1.0, 0.0)
-    inverse = weight / total
+    log_total = tl.log(total)  # above `max_logit`, in whose scale nothing is lost
+    tl.store(losses + row, tl.where(masked, max_logit - label_logit + log_total, 0.0))
+    tl.store(log_probs + 2 * row, -log_total)
+    tl.store(log_probs + 2 * row + 1, other_logit - max_logit - log_total)
+    tl.store(best + row, best_token)
+    weight = tl.where(masked, 1.0, 0.0)
+    inv_total = weight / total
     tl.debug_barrier()  # all threads have read what others overwrite in the second pass
     for start in range(0, vocab, LANES * RUN):
         col = start + each
-        x = tl.load(here + col, col < vocab, -float("inf")).to(tl.float32)
-        tl.store(here + col, tl.exp2((x - high) * LOG2E) * inverse, col < vocab)
+        x = tl.load(row_logits + col, col < vocab, -float("inf")).to(tl.float32)
+        tl.store(row_logits + col, tl.exp2((x - max_logit) * LOG2E) * inv_total, col < vocab)
     tl.debug_barrier()
-    tl.store(here + true, tl.exp2((there - high) * LOG2E) * inverse - weight)
+    tl.store(row_logits + label, tl.exp2((label_logit - max_logit) * LOG2E) * inv_total - weight)
 
 
 @triton.jit
-def allowed(x, col, true, exclude: tl.constexpr):
+def allowed(x, col, label, exclude: tl.constexpr):
     """The logits from which a sample is drawn."""
     if exclude:
-        x = tl.where(col == true, -float("inf"), x)
+        x = tl.where(col == label, -float("inf"), x)
     return x
