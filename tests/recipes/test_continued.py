@@ -80,7 +80,7 @@ def test_without_a_recipe_a_folder_gives_its_sizes(finished, data_folder, tmp_pa
     source = checkpoint.checkpoints(finished)[-1]
     for name in ("discriminator", "generator"):
         shutil.copytree(source / name, tmp_path / "model" / name)
-    config, given = continued(None, str(tmp_path / "model"), data_folder, "1h")
+    config, given = continued(None, str(tmp_path / "model"), str(data_folder), "1h")
     assert given == set()
     assert config.name == "paper.small"  # the next in size
     sizes = read_config(source / "discriminator")
@@ -89,6 +89,23 @@ def test_without_a_recipe_a_folder_gives_its_sizes(finished, data_folder, tmp_pa
     assert (config.generator.width, config.generator.depth) == (0.5, 1)
     assert config.generator.tie == "embeddings"
     assert (config.data.seq_length, config.model.vocab_multiple) == (32, 64)
+
+
+def test_without_a_recipe_the_length_may_be_staged(
+    electra, refused, finished, corpus, tokenizer_folder, tmp_path
+):
+    data = tmp_path / "staged"
+    code, _, err = electra("prepare", corpus, "--tokenizer", tokenizer_folder,
+                              "--out", data, "--length", "16,32", "--held-out", 0.1)  # fmt: skip
+    assert code == 0, err
+    out = tmp_path / "run"
+    start = ("pretrain", "--init-from", finished, "--data", data, "--out", out)
+    start = (*start, "--budget", "4steps", "data.batch_size=8", *QUICK)
+    assert "staged holds rows of 16 and 32 tokens: set data.seq_length" in refused(*start)
+    assert not out.exists()
+    code, _, err = electra(*start, "data.seq_length=16,32@0.5")
+    assert code == 0, err
+    assert [phase.seq_length for phase in read_run_config(out).data.phases] == [16, 32]
 
 
 def test_what_cannot_be_started(refused, finished, data_folder, tmp_path):
@@ -108,13 +125,13 @@ def test_what_cannot_be_started(refused, finished, data_folder, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_shards_of_several_lengths(finished, data_folder, tmp_path):
+def test_shards_in_a_folder_of_their_length(finished, data_folder, tmp_path):
     shutil.copytree(data_folder, tmp_path / "32")
-    config, _ = continued(None, str(finished), tmp_path, "10steps")
-    assert config.data.seq_length == 32  # as the run
+    config, _ = continued(None, str(finished), str(tmp_path), "10steps")
+    assert config.data.seq_length == 32
     (tmp_path / "32").rename(tmp_path / "16")
-    config, _ = continued(None, str(finished), tmp_path, "10steps")
-    assert config.data.seq_length == 16  # what there is
+    config, _ = continued(None, str(finished), str(tmp_path), "10steps")
+    assert config.data.seq_length == 16
 
 
 def test_a_masked_language_model_is_continued_as_one(finished, tmp_path):

@@ -191,7 +191,7 @@ def _start_or_resume(
         assert name is not None
         base = recipe(name)
     else:
-        base, more = continued(name, init_from, data, options["train.budget"])
+        base, more = continued(name, init_from, data, options["train.budget"], given=given)
         given |= more
     config = override(base, changes)
     if config.score_on.task and not config.score_on.data:

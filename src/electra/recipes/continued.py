@@ -1,7 +1,7 @@
 """The configuration of a run that starts from a trained model, with a recipe or without one."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,12 +23,13 @@ SCHEDULE = {"optim.lr", "optim.generator_lr", "optim.warmup"}
 
 
 def continued(
-    name: str | None, model: str, data: str | Path, budget: str | None
+    name: str | None, model: str, data: str, budget: str | None, *, given: Collection[str] = ()
 ) -> tuple[PretrainConfig, set[str]]:
     """Return a configuration that starts from a model, and the settings in it that are decided.
 
     It is that of the recipe, if there is one. Else it is the configuration of the run that trained
-    the model, or the paper's recipe next to it in size, with the sizes of the model.
+    the model, or the paper's recipe next to it in size, with the sizes of the model. The sequence
+    length is that of the data unless it is in `given`.
     """
     if name is not None:
         return replace(recipe(name), init_from=InitFromConfig(model=model)), set()
@@ -43,10 +44,16 @@ def continued(
         config, decided = from_sizes(folder), set()
     # The task of the other run is not this one's.
     config = replace(config, init_from=InitFromConfig(model=model), score_on=ScoreOnConfig())
-    length = config.data.lengths[-1]
-    if length not in (found := shard_lengths(str(data), length)):
-        length = max(found)
-    return override(config, [f"data.seq_length={length}"]), decided
+    if "data.seq_length" not in given:
+        found = shard_lengths(data, config.data.lengths[0])
+        if len(found) > 1:
+            listed = " and ".join(map(str, found))
+            raise UserError(
+                f"{data} holds rows of {listed} tokens: set data.seq_length to one of them, or to "
+                f"a schedule such as data.seq_length={','.join(map(str, found))}@0.9"
+            )
+        config = override(config, [f"data.seq_length={next(iter(found))}"])
+    return config, decided
 
 
 def from_sizes(folder: Path) -> PretrainConfig:
