@@ -219,6 +219,17 @@ def test_runs_are_live(page, runs):
     page.locator("#runs .runs td", has_text="4,321").wait_for()
 
 
+def test_runs_are_drawn_when_their_tab_opens(browser, runs, monkeypatch):
+    monkeypatch.setattr("electra.play.page.REFRESH_SECONDS", 3600)
+    server, address = serve([str(runs / "first")], device="cpu", wait=False)
+    page = browser.new_page()
+    page.goto(address)
+    open_tab(page, "Runs")
+    page.locator("#runs .chart-plot > svg").first.wait_for()
+    page.close()
+    server.close()
+
+
 def test_a_narrow_screen(page):
     page.set_viewport_size({"width": 390, "height": 800})
     enter(text_box(page), TEXT)

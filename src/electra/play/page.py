@@ -282,7 +282,7 @@ def _classify_tab(gr: Any, models: Mapping[str, Choice], names: list[str]) -> No
 
 
 def _runs_tab(gr: Any, folder: Path) -> None:
-    with gr.Tab("Runs"):
+    with gr.Tab("Runs") as tab:
         known = list(runs.find_runs(folder))
         chosen = gr.CheckboxGroup(known, value=known[: runs.SHOWN_AT_FIRST], label="Runs")
         seen = gr.State("")
@@ -303,5 +303,6 @@ def _runs_tab(gr: Any, folder: Path) -> None:
             "api_visibility": "private",
             "show_progress": "hidden",
         }
+        tab.select(on_tick, **quiet)  # the timer's first tick would leave it empty for a while
         timer.tick(on_tick, **quiet)
         chosen.input(on_tick, **quiet)
