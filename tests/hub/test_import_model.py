@@ -250,6 +250,15 @@ def test_tensors_of_another_shape_and_other_models(vocab, prefix, write_bundle):
         load_tensorflow(prefix)
 
 
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_missing_data_file_is_named(shards, vocab, prefix, write_bundle, refused, tmp_path):
+    write_bundle(prefix, checkpoint_of(*pair()), shards)
+    data = Path(f"{prefix}.data-00000-of-{shards:05d}")
+    data.unlink()
+    message = refused("import", prefix, "--out", tmp_path / "out")
+    assert f"{data} is missing: copy all files of the checkpoint" in message
+
+
 def test_damage_leaves_nothing_behind(vocab, prefix, write_bundle, refused, tmp_path, monkeypatch):
     write_bundle(prefix, checkpoint_of(*pair()))
     data = Path(f"{prefix}.data-00000-of-00001")

@@ -61,8 +61,6 @@ class TensorBundle:
                 f"{self.prefix}: {name} has TensorFlow's dtype {entry.dtype}, which is not "
                 "supported: save it as float32."
             )
-        if not path.is_file():
-            raise UserError(f"{path} is missing: copy all files of the checkpoint here.")
         dtype = np.dtype(DTYPES[entry.dtype])
         fits = entry.offset + entry.size <= path.stat().st_size
         if not fits or entry.size != dtype.itemsize * math.prod(entry.shape):
@@ -77,13 +75,16 @@ class TensorBundle:
         return np.frombuffer(content, dtype).reshape(entry.shape)
 
     def data_file(self, entry: Entry) -> Path:
-        """Return the file that holds a tensor."""
-        return Path(f"{self.prefix}.data-{entry.shard:05d}-of-{self.shards:05d}")
+        """Return the file that holds a tensor; it must be there."""
+        path = Path(f"{self.prefix}.data-{entry.shard:05d}-of-{self.shards:05d}")
+        if not path.is_file():
+            raise UserError(f"{path} is missing: copy all files of the checkpoint here.")
+        return path
 
     def stored_bytes(self) -> int:
         """Return the size of all files that hold tensors."""
         files = {self.data_file(entry) for entry in self.entries.values()}
-        return sum(file.stat().st_size for file in files if file.is_file())
+        return sum(file.stat().st_size for file in files)
 
 
 def open_bundle(prefix: Path) -> TensorBundle:
