@@ -9,12 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from electra.train import checkpoint, loop
 from electra.train.distributed import Ranks
 from electra.train.step import Step
 
 PLACES: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "step": (Step, "__call__", lambda *_: True),
+    "backward": (torch.Tensor, "backward", lambda *_: True),
     "all-reduce": (Ranks, "sum_", lambda _, tensor: tensor.numel() > 1000),  # the gradients
     "write": (checkpoint, "save_tensors", lambda path, _: path.name == "optimizer.safetensors"),
     "rename": (Path, "rename", lambda path, _: path.name.endswith(".partial")),

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import socket
 import time
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.train import launching
+from tests.train.failures import inject
 from tests.train.launching import PLAIN, alone, check_equal, pretrain_on_rank, stopping
 
 import electra
@@ -234,6 +236,28 @@ def test_training_does_not_wait_for_the_disk(then, tiny, tmp_path, launch):
         for key, tensor in load_file(checkpoint.path_of(out, 2) / f"{name}.safetensors").items():
             torch.testing.assert_close(tensor, theirs[key], rtol=1e-3, atol=2e-5, msg=key)
     alone(config, out)
+    check_equal(out, reference)
+
+
+def die_in_the_backward_pass(config, out: Path) -> int:
+    """The second rank, in its sixth step; the first waits for it in a message of FSDP2."""
+    inject("backward", "before", "killed", 1, 6)
+    try:
+        return pretrain_on_rank(config, out)
+    except UserError as error:
+        print(error)
+        return 2
+
+
+def test_a_rank_that_dies_in_the_backward_pass(tiny, tmp_path, launch):
+    config = override(tiny, [*FSDP, "train.checkpoint_every=3"])
+    out, reference = tmp_path / "run", alone(config, tmp_path / "alone")
+    (code, text), (killed, _) = launch(2, die_in_the_backward_pass, config, out)
+    assert (code, killed) == (2, -signal.SIGKILL)
+    *_, message = text.splitlines()
+    assert re.fullmatch(r"Rank 0 has lost the others: .* with --resume\. \([^/]*\)", message)
+    assert [code for code, _ in launch(2, pretrain_on_rank, config, out)] == [0, 0]
+    as_one_file_each(out)
     check_equal(out, reference)
 
 

@@ -6,6 +6,7 @@ and every method returns at once.
 
 import io
 import os
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -155,18 +156,34 @@ class Ranks:
         raise (UserError if self.first and message else QuietError)(message)
 
     @contextmanager
+    def explain_lost_ranks(self) -> Iterator[None]:
+        """Turn errors of the messages that FSDP2 sends itself into a `UserError`."""
+        try:
+            yield
+        except RuntimeError as error:
+            from torch.distributed import DistError
+
+            if isinstance(error, DistError) or "/gloo/" in str(error):
+                raise self._lost(error) from None
+            raise
+
+    @contextmanager
     def _expecting_all(self) -> Iterator[None]:
         try:
             yield
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # all errors of torch.distributed are of this class
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"Rank {self.rank} has lost the others: one of them ended, or did not answer for "
-                f"{TIMEOUT.seconds // 60} minutes; its own message says why. The run can be "
-                f"continued with --resume. ({reason})"
-            ) from None
+            raise self._lost(error) from None
+
+    def _lost(self, error: RuntimeError) -> UserError:
+        reason = str(error).strip().splitlines()[0]
+        reason = re.sub(r"^\[\S+\] |\. This is typically.*", "", reason)  # gloo's place and advice
+        return UserError(
+            f"Rank {self.rank} has lost the others: one of them ended, or did not answer for "
+            f"{TIMEOUT.seconds // 60} minutes; its own message says why. The run can be "
+            f"continued with --resume. ({reason})"
+        )
 
 
 ONE_RANK = Ranks()

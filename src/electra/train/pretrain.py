@@ -277,7 +277,7 @@ def run_loop(
                 run.view.print(describe_cuda(ranks, config.train.cuda_graph))
             if scorer is not None:
                 run.view.print(scorer.description)
-            with explain_out_of_memory(run):
+            with explain_out_of_memory(run), ranks.explain_lost_ranks():
                 stopped = train(run, stop)
             run.free_cuda_graph()  # before the process group ends, which would wait for it
         if not temporary:
