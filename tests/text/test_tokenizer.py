@@ -247,9 +247,10 @@ def test_only_the_files_of_a_tokenizer_are_copied(tokenizer_folder, tmp_path):
     assert names == {"tokenizer.json", "tokenizer_config.json"}
 
 
-def test_a_template_with_a_token_that_is_not_there_is_refused(tokenizer_folder, tmp_path):
+@pytest.mark.parametrize("template", ["single", "pair"])
+def test_a_template_with_a_token_that_is_not_there_is_refused(template, tokenizer_folder, tmp_path):
     content = json.loads((tokenizer_folder / "tokenizer.json").read_text())
-    content["post_processor"]["special_tokens"].clear()
+    content["post_processor"][template][0]["SpecialToken"]["id"] = "[NONE]"
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="cannot be read as a tokenizer"):
         load_tokenizer(tmp_path).encode("a")
