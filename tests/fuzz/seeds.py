@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import save
-from tests.fuzz.targets import TARGETS, checked, make_model, make_vocab
+from tests.fuzz.targets import TARGETS, checked, make_model, make_vocab, tiny_encoder
 from tests.hub.conftest import block, field, table
 from tokenizers import Tokenizer
 
 from electra.config import to_yaml
 from electra.hub.heads import TaskCard
+from electra.models.electra import Discriminator
 from electra.text.tokenizer import from_vocab_txt
 from electra.train.checkpoint import TrainState
 from electra.train.settings import PretrainConfig
@@ -230,6 +231,16 @@ def corpus_seeds() -> dict[str, list[bytes]]:
     }
 
 
+def sharded_header() -> bytes:
+    """The header of a sharded checkpoint with one part."""
+    tensors = {
+        f"model.{k}": p.detach() for k, p in Discriminator(tiny_encoder()).named_parameters()
+    }
+    offsets = {name: {"saved_offsets": [0] * tensor.dim()} for name, tensor in tensors.items()}
+    content = save(tensors, {"DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(offsets)})
+    return content[8 : 8 + int.from_bytes(content[:8], "little")].strip()
+
+
 def model_seeds() -> dict[str, list[bytes]]:
     weights = made(make_model, "model.safetensors")
     length = int.from_bytes(weights[:8], "little")
@@ -263,6 +274,7 @@ def all_seeds() -> dict[str, list[bytes]]:
         "budgets": [b"25min", b"1e9tokens", b"128,512@0.9\n128,256@0.2"],
         "train-state": [json.dumps(dataclasses.asdict(state)).encode()],
         "random-state": [save({"cpu": torch.get_rng_state()})],
+        "sharded-header": [sharded_header()],
         "wikitext": [ARTICLE.encode()],
         "metrics": [metrics()],
         "study-results": [study_results()],

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -27,6 +28,7 @@ from electra.hub.tensor_bundle import open_bundle
 from electra.model_packages import MANIFEST, check_files
 from electra.models.electra import Discriminator
 from electra.models.encoder import Encoder, EncoderConfig
+from electra.objectives.objective import Objective
 from electra.play.runs import find_runs, read_runs, render_runs
 from electra.release.details import read_card
 from electra.studies.run import read_other_results
@@ -39,7 +41,7 @@ from electra.text.shards import INDEX, Shards
 from electra.text.tokenizer import fingerprint, load_tokenizer, load_vocabulary
 from electra.text.wikitext import WikiPage, parse_page
 from electra.train.budget import parse_budget
-from electra.train.checkpoint import read_state, restore_random_state
+from electra.train.checkpoint import SHARDED, read_state, restore, restore_random_state
 from electra.train.metrics_log import read_metrics
 from electra.train.phases import build_phases
 from electra.train.report import render
@@ -104,6 +106,18 @@ def read_random(folder: Path, data: bytes) -> None:
         restore_random_state(folder)
     finally:
         torch.set_rng_state(before)
+
+
+def make_checkpoint(folder: Path) -> None:
+    (folder / "state.json").write_text('{"step": 1}')
+    (folder / SHARDED).mkdir()
+
+
+def read_sharded(folder: Path, data: bytes) -> None:
+    """The bytes are the header of a rank's part, as in `read_safetensors_header`."""
+    content = len(data).to_bytes(8, "little") + data + bytes(weights_size())
+    (folder / SHARDED / "shard-00001-model-00001-of-00001.safetensors").write_bytes(content)
+    restore(folder, cast(Objective, Discriminator(tiny_encoder())))
 
 
 def read_corpus(name: str, folder: Path, data: bytes) -> None:
@@ -317,6 +331,7 @@ TARGETS: dict[str, Target] = {
     "budgets": Target(run=read_strings),
     "train-state": Target(run=read_train_state),
     "random-state": Target(run=read_random),
+    "sharded-header": Target(run=read_sharded, prepare=make_checkpoint),
     **{f"corpus-{key}": Target(run=partial(read_corpus, name)) for key, name in CORPORA.items()},
     "wikitext": Target(run=read_wikitext),
     "shard-index": Target(run=read_shards, prepare=make_shards),
