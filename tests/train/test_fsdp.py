@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.train import launching
 from tests.train.failures import inject
-from tests.train.launching import PLAIN, alone, check_equal, pretrain_on_rank, stopping
+from tests.train.launching import PLAIN, alone, check_equal, pretrain_on_rank, stopping, tensors
 
 import electra
 from electra.config import override
@@ -259,6 +259,51 @@ def test_a_rank_that_dies_in_the_backward_pass(tiny, tmp_path, launch):
     assert [code for code, _ in launch(2, pretrain_on_rank, config, out)] == [0, 0]
     as_one_file_each(out)
     check_equal(out, reference)
+
+
+def print_messages(config, out: Path) -> int:
+    """For each step, print the bytes of the whole tensors in FSDP2's own messages."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as fsdp
+
+    messages, take = [], Step.__call__
+
+    def counted(call, name: str):
+        def send(self, **tensors):
+            messages.append(tensors[name].nbytes)
+            return call(self, **tensors)
+
+        return send
+
+    def step(self, *arguments):
+        messages.clear()
+        result = take(self, *arguments)
+        print("sent", len(messages), sum(messages))
+        return result
+
+    gather, reduce = fsdp.DefaultAllGather, fsdp.DefaultReduceScatter
+    gather.__call__ = counted(gather.__call__, "output_tensor")
+    reduce.__call__ = counted(reduce.__call__, "input_tensor")
+    Step.__call__ = step
+    return pretrain_on_rank(config, out)
+
+
+def test_what_a_step_sends(tiny, tmp_path, launch):
+    """As docs/many-gpus.md says: two all-gathers and a reduce-scatter of each layer, one of each
+    of the rest."""
+    config = override(tiny, [*FSDP, "train.budget=2steps"])
+    (code, text), _ = launch(2, print_messages, config, tmp_path / "run")
+    assert code == 0
+    alone(config, tmp_path / "alone")
+    moments = tensors(tmp_path / "alone", "optimizer")
+    weights = {name: tensor for name, tensor in moments.items() if name.startswith("mean.")}
+    layers = {(k.split(".")[1], k.split(".")[4]) for k in weights if ".layers." in k}
+    sent = sum(
+        # Rows are padded to the number of ranks
+        (3 if ".layers." in name else 2) * (len(w) + len(w) % 2) * w[0].nbytes
+        for name, w in weights.items()
+    )
+    steps = [line for line in text.splitlines() if line.startswith("sent")]
+    assert steps == [f"sent {3 * len(layers) + 2} {sent}"] * 2
 
 
 @pytest.fixture
