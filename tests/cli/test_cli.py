@@ -139,7 +139,7 @@ def test_a_terminal_that_lacks_a_letter_ends_nothing(encoding, finished, data_fo
             "is a file, and --out must be a folder",
         ),
         (("pretrain", "--resume", "--out", "{out}"), "holds no run"),
-        (("evaluate", "{out}", "--data", "{data}"), "neither a run with a checkpoint"),
+        (("evaluate", "{out}", "--data", "{data}"), "is missing: name the --out of"),
         (("evaluate", "{run}", "--data", "{out}"), "not a folder of token shards"),
         (("detect", "{out}", "text"), "no model at"),
         (("detect", "{run}", ""), "text is empty"),

@@ -144,6 +144,16 @@ def test_a_single_label_is_refused(write_rows, tmp_path):
     assert "has the same label '1' in all rows" in refusal("classify", path)
 
 
+def test_a_label_for_nearly_every_row_is_refused(write_rows, tmp_path):
+    rows = [{"text": ("good", "bad")[i % 2], "label": f"film {i % 19}"} for i in range(20)]
+    assert "19 different labels in 20 rows" in refusal(
+        "classify", write_rows(tmp_path / "a.csv", *rows)
+    )
+    rows = [{"text": f"film {i}", "label": f"star {i % 18}"} for i in range(20)]
+    task = load_user_task("classify", write_rows(tmp_path / "b.csv", *rows))
+    assert len(task.labels) == 18
+
+
 def test_too_few_rows_for_a_dev_split(write_rows, tmp_path):
     path = write_rows(tmp_path / "a.csv", {"text": "x", "label": "1"}, {"text": "x", "label": "2"})
     assert "too few different examples" in refusal("classify", path)

@@ -2,14 +2,17 @@
 
 import os
 import random
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
 from electra.errors import UserError
 from electra.text.tokenizer import train_tokenizer, vocabulary
-from electra.text.train_vocab import SPECIAL
+from electra.text.train_vocab import SPECIAL, train_on
 
 
 def test_special_tokens_have_the_first_ids(trained):
@@ -139,3 +142,37 @@ def test_word_has_the_same_tokens_at_the_start_of_a_line(trained):
 def test_korean_syllables_stay_composed(corpus, tmp_path, kind):
     tokenizer = train_tokenizer([corpus], tmp_path, vocab_size=300, kind=kind)
     assert tokenizer.normalizer.normalize_str("한국어 É") == "한국어 e"
+
+
+class SlowTokenizer:
+    """Reads all lines and then, like the library, does not react to signals."""
+
+    def __init__(self, seconds):
+        self.seconds, self.read, self.complete = seconds, [], False
+
+    def train_from_iterator(self, batches, trainer):
+        self.read += batches
+        self.complete = True
+        time.sleep(self.seconds)
+
+
+def test_ctrl_c_does_not_wait_for_the_library():
+    start = time.monotonic()
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        train_on(SlowTokenizer(20), [["a"], ["b"]], None)
+    assert time.monotonic() - start < 10
+
+
+def test_an_error_in_the_text_ends_the_training():
+    def lines():
+        yield from [[str(number)] for number in range(20)]
+        raise UserError("line 21")
+
+    tokenizer = SlowTokenizer(0)
+    with pytest.raises(UserError, match="line 21"):
+        train_on(tokenizer, lines(), None)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(5)
+    assert not tokenizer.complete

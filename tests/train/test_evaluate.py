@@ -35,3 +35,5 @@ def test_shards_of_several_other_lengths(finished, corpus, tokenizer_folder, tmp
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(UserError, match="neither a run with a checkpoint nor a checkpoint"):
         last_checkpoint(tmp_path)
+    with pytest.raises(UserError, match="is missing"):
+        last_checkpoint(tmp_path / "run")

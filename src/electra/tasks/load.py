@@ -31,7 +31,8 @@ def load_task(
         return USER_TASKS[name](data, text=text, pair=pair, label=label)
     if name not in (*GLUE, *SQUAD, *CONLL):
         known = [*GLUE, *SQUAD, *CONLL, *USER_TASKS]
-        raise UserError(f"There is no task '{typed}': {nearest(name, known)}")
+        hint = "name the model first and then the task." if Path(typed).exists() else ""
+        raise UserError(f"There is no task '{typed}': {hint or nearest(name, known)}")
     options = {"--text": text, "--pair": pair, "--label": label}
     if given := [option for option, value in options.items() if value is not None]:
         raise UserError(f"{given[0]} is for your own files: leave it out for {name}.")

@@ -26,6 +26,8 @@ from electra.text.readers import clean
 
 MAX_NUMERIC_LABELS = 100
 """With more different numbers as labels, the task is probably a regression."""
+MIN_ROWS = 20
+"""With fewer rows, nearly every row may have a label of its own."""
 MISSING_VALUES = ("nan", "none", "null", "na", "n/a", "<na>", "nat", "nil", "-", "--", "?")
 """Labels, in lower case, that programs write for a missing value."""
 
@@ -180,6 +182,12 @@ def find_labels(table: Table, column: str) -> tuple[str, ...]:
         raise UserError(
             f"'{table.path}' has the same label '{shorten(found.pop())}' in all rows: there is "
             "nothing to learn; add rows with another label."
+        )
+    if len(table.rows) >= MIN_ROWS and len(found) > 0.9 * len(table.rows):
+        raise UserError(
+            f"'{table.path}' has {len(found):,} different labels in {len(table.rows):,} rows, such "
+            f"as '{shorten(min(found))}': name the column of the labels with --label; for numbers "
+            "use the task regress."
         )
     values = {name: parse_number(name) for name in found}
     if None in values.values():

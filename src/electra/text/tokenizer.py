@@ -87,7 +87,8 @@ def _readable(file: Path) -> Iterator[None]:
         raise
     except BaseException as error:
         raise UserError(
-            f"'{file}' cannot be read as a tokenizer ({error}): save or train the tokenizer again."
+            f"'{file}' cannot be read as a tokenizer ({error}): name a folder with a "
+            "tokenizer.json or vocab.txt, or train the tokenizer again."
         ) from None
 
 

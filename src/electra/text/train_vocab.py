@@ -1,6 +1,9 @@
 """Train a WordPiece, BPE or Unigram vocabulary on lines of text."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from queue import Full, Queue
+from threading import Thread
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +26,7 @@ MAX_WORD_CHARS = 200  # a longer word is unknown, as in google-research/electra
 MIN_ALPHABET = 1000  # characters of a WordPiece vocabulary; rarer ones are unknown
 COVERAGE = 0.9995  # a script of many characters, such as Chinese, gets more, for this share of text
 MIN_WORDPIECE = 64  # smallest WordPiece vocabulary
+END_SECONDS = 2.0  # how long the library may take to notice that there will be no more text
 # Runs of scripts without spaces between words: each is a word, or a text would be a single one.
 UNSPACED_RUN = (
     r"▁?\p{Han}+|▁?\p{Hiragana}+|▁?[\p{Katakana}ー]+|▁?\p{Thai}+|▁?\p{Lao}+|▁?\p{Khmer}+|"
@@ -61,7 +65,7 @@ def train_wordpiece(lines: Lines, vocab_size: int, cased: bool, keep_accents: bo
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(lines(), trainer)
+    train_on(tokenizer, lines(), trainer)
     learned = tokenizer.get_vocab()
     ordered = dict.fromkeys([*SPECIAL, *alphabet, *continuation])
     ordered |= dict.fromkeys(sorted(learned, key=learned.__getitem__))
@@ -77,6 +81,48 @@ def train_wordpiece(lines: Lines, vocab_size: int, cased: bool, keep_accents: bo
     final.decoder = tokenizer.decoder
     final.add_special_tokens(list(SPECIAL))
     return final
+
+
+def train_on(tokenizer: Tokenizer, batches: Iterable[list[str]], trainer: Any) -> None:
+    """Call the library in a thread, because it ignores Ctrl-C until it is done."""
+    queue: Queue[list[str] | None] = Queue(maxsize=4)
+    errors: list[BaseException] = []
+    complete = False
+
+    def read_queue() -> Iterator[list[str]]:
+        while (batch := queue.get()) is not None:
+            yield batch
+        if not complete:
+            raise EOFError
+
+    def work() -> None:
+        try:
+            tokenizer.train_from_iterator(read_queue(), trainer)
+        except BaseException as error:  # also a panic of its code in Rust
+            errors.append(error)
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        for batch in batches:
+            feed(queue, batch, thread)
+        complete = True
+        feed(queue, None, thread)
+        thread.join()
+    except BaseException:
+        complete = False
+        feed(queue, None, thread)
+        thread.join(END_SECONDS)  # the end of the process must not meet it in Python code
+        raise
+    if errors:
+        raise errors[0]
+
+
+def feed(queue: "Queue[list[str] | None]", batch: list[str] | None, reader: Thread) -> None:
+    """Wait until the queue takes the batch, or until nobody reads it any more."""
+    while reader.is_alive():
+        with suppress(Full):
+            return queue.put(batch, timeout=0.5)
 
 
 def frequent_characters(lines: Lines, tokenizer: Tokenizer, limit: int) -> list[str]:
@@ -125,7 +171,7 @@ def train_bpe(lines: Lines, vocab_size: int, cased: bool, keep_accents: bool) ->
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(lines(), trainer)
+    train_on(tokenizer, lines(), trainer)
     return tokenizer
 
 
@@ -144,7 +190,7 @@ def train_unigram(lines: Lines, vocab_size: int, cased: bool, keep_accents: bool
         show_progress=False,
     )
     try:
-        tokenizer.train_from_iterator(lines(), trainer)
+        train_on(tokenizer, lines(), trainer)
     except UserError:
         raise
     except Exception as error:  # the library has no specific exception

@@ -31,7 +31,8 @@ def last_checkpoint(run: Path) -> Path:
         return run
     saved = checkpoint.checkpoints(run)
     if not saved:
-        raise UserError(f"{run} is neither a run with a checkpoint nor a checkpoint.")
+        what = "is neither a run with a checkpoint nor a checkpoint" if run.exists() else "is missing"
+        raise UserError(f"The run '{run}' {what}: name the --out of `electra pretrain`.")
     return saved[-1]
 
 
