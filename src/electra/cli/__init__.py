@@ -5,9 +5,10 @@ import os
 import sys
 import time
 import warnings
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from electra import __version__
 from electra.cli import (
@@ -33,35 +34,48 @@ PATIENCE = 0.5
 NO_READER = 141
 """Exit code of a process that SIGPIPE ended, as a shell reports it."""
 
+
+class CommandsInOrder(TyperGroup):
+    """The commands in the order of use; Typer puts groups, such as `tokenizer`, last."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(
+            super().list_commands(ctx), key=lambda name: name not in ("demo", "tokenizer")
+        )
+
+
 app = typer.Typer(
     name="electra",
+    cls=CommandsInOrder,
     help="Raw text in, a pre-trained ELECTRA text encoder out.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+TEXT, TRAIN, TUNE = "Text", "Pre-training", "Fine-tuning and scores"
+USE, RESEARCH = "Use a model", "Research"
 app.command()(inference.demo)
-app.add_typer(text.tokenizer_app, name="tokenizer")
-app.command()(text.prepare)
-app.command()(train.recipes)
-app.command()(train.pretrain)
-app.command()(train.evaluate)
-app.command()(train.report)
-app.command()(research.flops)
-app.command()(research.study)
-app.command("import")(models.import_command)
-app.command()(export.export)
-app.command()(release.release)
-app.command()(finetune.finetune)
-app.command()(finetune.glue)
-app.command()(finetune.predict)
-app.command()(finetune.probe)
-app.add_typer(bench.bench_app, name="bench")
-app.command()(inference.detect)
-app.command()(inference.fill)
-app.command()(inference.score)
-app.command()(play.play)
+app.add_typer(text.tokenizer_app, name="tokenizer", rich_help_panel=TEXT)
+app.command(rich_help_panel=TEXT)(text.prepare)
+app.command(rich_help_panel=TRAIN)(train.recipes)
+app.command(rich_help_panel=TRAIN)(train.pretrain)
+app.command(rich_help_panel=TRAIN)(train.evaluate)
+app.command(rich_help_panel=TRAIN)(train.report)
+app.command(rich_help_panel=TUNE)(finetune.finetune)
+app.command(rich_help_panel=TUNE)(finetune.predict)
+app.command(rich_help_panel=TUNE)(finetune.glue)
+app.command(rich_help_panel=TUNE)(finetune.probe)
+app.command(rich_help_panel=USE)(inference.detect)
+app.command(rich_help_panel=USE)(inference.fill)
+app.command(rich_help_panel=USE)(inference.score)
+app.command(rich_help_panel=USE)(play.play)
+app.command("import", rich_help_panel=USE)(models.import_command)
+app.command(rich_help_panel=USE)(export.export)
+app.command(rich_help_panel=USE)(release.release)
+app.command(rich_help_panel=RESEARCH)(research.study)
+app.command(rich_help_panel=RESEARCH)(research.flops)
+app.add_typer(bench.bench_app, name="bench", rich_help_panel=RESEARCH)
 
 
 def print_version(wanted: bool) -> None:

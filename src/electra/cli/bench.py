@@ -11,7 +11,9 @@ from electra.cli.train import Json, Settings
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe (see `electra recipes`) or a YAML file.")
 ]
-bench_app = typer.Typer(no_args_is_help=True, help="Measure speed.")
+bench_app = typer.Typer(
+    no_args_is_help=True, help="Measure training speed, or estimate how long a recipe takes."
+)
 
 
 @bench_app.command("pretrain")
