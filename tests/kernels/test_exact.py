@@ -11,9 +11,11 @@ from torch import nn
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from electra.kernels.exact import encoder_mismatch
 from electra.kernels.modules import encoder_shape
+from electra.models import encoder as encoder_module
 from electra.models.electra import Discriminator, Generator
-from electra.models.encoder import Attention, Layer, set_dropout_
+from electra.models.encoder import Attention, Encoder, EncoderConfig, Layer, set_dropout_
 from electra.objectives.all_tokens_mlm import AllTokensMlm
 from electra.objectives.objective import Objective
 from electra.train.accelerate import describe_kernels, use_fused_kernels_
@@ -165,6 +167,13 @@ CASES = {
     head_hook: "discriminator head .*: dense has hooks",
     generator_hook: "generator head .*: it has hooks",
 }
+
+
+def test_layers_that_a_setting_selects_are_not_fused(monkeypatch):
+    config = EncoderConfig(layers=2, hidden=64, embedding=32, vocab_size=100)
+    assert encoder_mismatch(Encoder(config)) is None
+    monkeypatch.setattr(encoder_module, "Layer", ReluLayer)  # as a branch in Encoder would
+    assert encoder_mismatch(Encoder(config)) == "layer 0 is ReluLayer, not Layer"
 
 
 @pytest.fixture

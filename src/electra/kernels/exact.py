@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from electra.models.electra import Discriminator, Generator
-from electra.models.encoder import Attention, Encoder
+from electra.models.encoder import Attention, Encoder, Layer
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 M = TypeVar("M", bound=nn.Module)
@@ -29,7 +29,13 @@ def encoder_mismatch(encoder: Encoder) -> str | None:
     config = replace(encoder.config, dropout=dropout, attention_dropout=attention_dropout)
     with torch.device("meta"):
         reference = Encoder(config)
-    return module_mismatch(encoder, reference)
+    if reason := module_mismatch(encoder, reference):
+        return reason
+    # A new setting may select other layers, which the reference then has, too.
+    for number, layer in enumerate(encoder.layers):
+        if type(layer) is not Layer:
+            return f"layer {number} is {_name(layer)}, not Layer"
+    return None
 
 
 def generator_head_mismatch(generator: Generator) -> str | None:

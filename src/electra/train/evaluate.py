@@ -31,7 +31,9 @@ def last_checkpoint(run: Path) -> Path:
         return run
     saved = checkpoint.checkpoints(run)
     if not saved:
-        what = "is neither a run with a checkpoint nor a checkpoint" if run.exists() else "is missing"
+        what = (
+            "is neither a run with a checkpoint nor a checkpoint" if run.exists() else "is missing"
+        )
         raise UserError(f"The run '{run}' {what}: name the --out of `electra pretrain`.")
     return saved[-1]
 
