@@ -23,7 +23,9 @@ NAME = re.compile(r"`electra((?:\.\w+)+)`")
 EXAMPLES = {
     "custom_datasets.py",  # of EuroEval
     "configure_pretraining.py",  # of google-research/electra
-    "ordinal.py",  # the reader of extending.md writes it
+    "ordinal.py",  # the reader of extending.md writes it and the next two
+    "objectives/weighted.py",
+    "optim/sgd.py",
     "page.md",  # of the folder of a study
     "table.md",
 }
