@@ -110,6 +110,7 @@ def study(
     arm: Annotated[
         list[str] | None,
         typer.Option(
+            "--arm",
             metavar="NAME: KEY=VALUE ...",
             help="An arm of `ablation`, such as `no dropout: model.dropout=0`; may be given "
             "several times.",
