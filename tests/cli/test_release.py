@@ -67,7 +67,12 @@ def test_every_command_takes_the_name(electra, refused, installed, reviews, tmp_
     code, said, _ = electra(
         "probe", "tiny-model-xx", "--data", "blimp", "--network", "both", "--json"
     )
-    assert (code, len(said.splitlines())) == (0, 4)
+    assert code == 0
+    lines = list(map(json.loads, said.splitlines()))
+    networks = {"discriminator", "generator", "combined"}
+    assert {(line["network"], line["phenomenon"]) for line in lines} == {
+        (network, phenomenon) for network in networks for phenomenon in ("order", "all")
+    }
 
 
 @pytest.mark.parametrize("command", [("detect", "x"), ("fill", "[MASK]")])

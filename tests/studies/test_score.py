@@ -68,7 +68,9 @@ def test_every_pair_counts_the_same(tmp_path, console, monkeypatch):
     monkeypatch.setattr(
         "electra.studies.score.resolve_model", lambda *_: tmp_path / "discriminator"
     )
-    monkeypatch.setattr("electra.studies.score.probe", lambda *_, **__: found)
+    monkeypatch.setattr(
+        "electra.studies.score.probe", lambda model, pairs, networks, console: {networks[0]: found}
+    )
     assert BlimpScorer(PAIRS).score(tmp_path, console)["score"] == pytest.approx(0.8)
 
 
