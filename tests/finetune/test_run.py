@@ -212,7 +212,7 @@ def test_other_settings_models_and_data_are_refused(start, model_folder, reviews
     shutil.copytree(reviews, other)
     text = (other / "train.csv").read_text()
     (other / "train.csv").write_text(text.replace(",bread", ",cargo", 1))
-    with pytest.raises(UserError, match="results of other data"):
+    with pytest.raises(UserError, match="results of another data set"):
         start([0, 1], data=other)
     other.rename(tmp_path / "named")
     with pytest.raises(UserError, match="results of another task"):

@@ -58,9 +58,9 @@ def check_same(
                         f"{value[changed]}: choose another --out, or remove it."
                     )
             elif result.get(key) != value:
-                what = "other data" if key == "data_digest" else f"another {key.split('_')[0]}"
+                what = "data set" if key == "data_digest" else key.split("_")[0]
                 raise UserError(
-                    f"{out} holds results of {what}: choose another --out, or remove it."
+                    f"{out} holds results of another {what}: choose another --out, or remove it."
                 )
 
 
