@@ -176,3 +176,21 @@ def test_an_error_in_the_text_ends_the_training():
         if thread is not threading.current_thread():
             thread.join(5)
     assert not tokenizer.complete
+
+
+def test_text_is_not_read_on_after_the_library_has_failed():
+    class Failing:
+        def train_from_iterator(self, batches, trainer):
+            raise ValueError("too small")
+
+    read = []
+
+    def lines():
+        for number in range(1000):
+            read.append(number)
+            time.sleep(0.001)
+            yield [str(number)]
+
+    with pytest.raises(ValueError, match="too small"):
+        train_on(Failing(), lines(), None)
+    assert len(read) < 1000

@@ -105,7 +105,8 @@ def train_on(tokenizer: Tokenizer, batches: Iterable[list[str]], trainer: Any) -
     thread.start()
     try:
         for batch in batches:
-            feed(queue, batch, thread)
+            if not feed(queue, batch, thread):
+                break  # it has failed: the rest of the text need not be read
         complete = True
         feed(queue, None, thread)
         thread.join()
@@ -118,11 +119,13 @@ def train_on(tokenizer: Tokenizer, batches: Iterable[list[str]], trainer: Any) -
         raise errors[0]
 
 
-def feed(queue: "Queue[list[str] | None]", batch: list[str] | None, reader: Thread) -> None:
-    """Wait until the queue takes the batch, or until nobody reads it any more."""
+def feed(queue: "Queue[list[str] | None]", batch: list[str] | None, reader: Thread) -> bool:
+    """Wait until the queue takes the batch; False if nobody reads it any more."""
     while reader.is_alive():
         with suppress(Full):
-            return queue.put(batch, timeout=0.5)
+            queue.put(batch, timeout=0.5)
+            return True
+    return False
 
 
 def frequent_characters(lines: Lines, tokenizer: Tokenizer, limit: int) -> list[str]:
