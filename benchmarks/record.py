@@ -39,6 +39,8 @@ from electra.tasks.glue import load_glue
 from electra.train.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[1]
+SCORES = {"glue": "glue/results.jsonl", "stranger": "stranger.jsonl"}
+"""The files with the score of each seed, in OUT."""
 STRANGER = (
     "transformers' `ElectraForSequenceClassification`, 3e-5, batches of 32, 10 epochs, the same "
     "learning rate in all layers; dev."
@@ -209,9 +211,9 @@ def summary(options: argparse.Namespace) -> dict[str, Any]:
     found |= training(out)
     if (out / "watts.json").is_file():
         found |= json.loads((out / "watts.json").read_text())
-    for name, paths in (("glue", "glue/*/results.jsonl"), ("stranger", "stranger.jsonl")):
+    for name, path in SCORES.items():
         scores: dict[str, list[float]] = {}
-        for line in (line for path in sorted(out.glob(paths)) for line in read_jsonl(path)):
+        for line in read_jsonl(out / path):
             scores.setdefault(line["task"], []).append(round(100 * line["score"], 2))
         if scores:
             medians = {task: statistics.median(each) for task, each in scores.items()}
@@ -255,18 +257,17 @@ def card(options: argparse.Namespace) -> None:
     """The package again, now with the scores in its model card."""
     out, details, found = options.out, read_details(options.card), summary(options)
     evaluations = list(details.evaluations)
-    glue = b"".join(path.read_bytes() for path in sorted(out.glob("glue/*/results.jsonl")))
-    write_atomic(out / "glue.jsonl", glue)
     settings = ", ".join(options.tuning) or "its default settings"
     for name, note in (("glue", f"`electra glue` with {settings}; dev."), ("stranger", STRANGER)):
         if name in found:
-            evaluations.append(Evaluation(title="GLUE", note=note, file=f"{name}.jsonl"))
+            evaluations.append(Evaluation(title="GLUE", note=note, file=SCORES[name]))
     if "blimp" in found:
         scores = tuple(
-            Score(task=f"BLiMP, {network}", score=accuracy)
-            for network, accuracy in found["blimp"].items()
+            Score(task=f"BLiMP, {network}", score=found["blimp"][network])
+            for network in ("discriminator", "generator", "combined")
         )
-        note = "`electra probe --network both --baseline shards`"
+        baseline = f"Token frequency alone gives {100 * found['blimp']['frequency']:.1f}."
+        note = f"`electra probe --network both`. {baseline}"
         evaluations.append(Evaluation(title="BLiMP", note=note, scores=scores))
     details = replace(
         details,

@@ -83,6 +83,9 @@ def test_the_card_has_the_scores(call, tasks):
     package = tasks / "out" / "scored" / "electra-record-en"
     card = (package / "README.md").read_text()
     assert "BLiMP, combined" in card
+    assert "Token frequency alone gives" in card
+    assert "BLiMP, frequency" not in card
+    assert "| mean |" not in card  # of the three networks
     assert "cola" in card.lower()
     weights = "electra_record_en/discriminator/model.safetensors"
     first = tasks / "out" / "electra-record-en"

@@ -311,7 +311,7 @@ def scores_section(facts: CardFacts) -> str:
                 f"{row['seeds']}{failed} |"
             )
         medians = [100 * row["median"] for row in table.rows]
-        if len(medians) > 1:
+        if len(medians) > 1 and table.is_suite:
             lines.append(f"| mean | | {sum(medians) / len(medians):.1f} | | | |")
         head = [f"### {table.title}"] if table.title else []
         note = [table.note.strip()] if table.note.strip() else []

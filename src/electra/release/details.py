@@ -92,6 +92,8 @@ class ScoreTable:
     title: str
     note: str
     rows: list[dict[str, Any]]
+    is_suite: bool = False
+    """Whether the mean over the tasks says something: for results of fine-tuning."""
 
 
 def read_details(path: Path | None) -> CardDetails:
@@ -134,7 +136,10 @@ def read_evaluations(details: CardDetails, folder: Path) -> list[ScoreTable]:
         for line in scores:
             groups.setdefault((line["task"], line["metric"]), []).append({"failed": False} | line)
         rows = [summary(group) for group in groups.values()]
-        tables.append(ScoreTable(title=evaluation.title, note=evaluation.note, rows=rows))
+        suite = bool(evaluation.file)
+        tables.append(
+            ScoreTable(title=evaluation.title, note=evaluation.note, rows=rows, is_suite=suite)
+        )
     return tables
 
 
