@@ -9,14 +9,11 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from electra.device import random_state
-from electra.errors import UserError
-from electra.kernels import modules
 from electra.kernels.any_gpu import embedding, mlm, rtd
-from electra.kernels.modules import encoder_forward
 from electra.models.encoder import Encoder
 from electra.objectives.kinds import KINDS
 from electra.optim.adam import PaperAdam
-from electra.train import accelerate, checkpoint
+from electra.train import checkpoint
 from electra.train.accelerate import use_fused_kernels_
 
 WORDS = 60
@@ -71,21 +68,6 @@ def test_every_kind(kind, mode, make, compare):
     compare(objective.train(mode == "train"))
 
 
-def test_without_a_backward_pass_nothing_is_saved_for_it(make, text, monkeypatch):
-    """And the result is the same."""
-    objective, batch, kept = make("rtd").eval(), text(3, 24, WORDS), []
-    use_fused_kernels_(objective)
-    encoder = objective.discriminator.encoder
-    config = modules.StackConfig
-    monkeypatch.setattr(
-        modules, "StackConfig", lambda *given: kept.append(given[-1]) or config(*given)
-    )
-    found = encoder(batch.ids, batch.segments, batch.attention_mask)
-    with torch.no_grad():
-        assert torch.equal(encoder(batch.ids, batch.segments, batch.attention_mask), found)
-    assert kept == [False, True]
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant(name, make, compare):
     compare(make("rtd", **VARIANTS[name]).train())
@@ -117,14 +99,6 @@ def test_half_precision_where_the_encoders_do_not_fit(kind, make, text, agreed, 
 
 def test_less_memory(make, compare):
     compare(make("rtd").train(), recompute=True)
-
-
-def test_without_triton_nothing_changes(make, monkeypatch):
-    monkeypatch.setattr(accelerate.importlib.util, "find_spec", lambda _: None)
-    objective = make("rtd")
-    use_fused_kernels_(objective)
-    assert not any("forward" in vars(m) for m in objective.modules())
-    assert vars(objective).keys().isdisjoint({"run_mlm", "corrupt", "detection_loss", "mask_batch"})
 
 
 @pytest.mark.parametrize("name", ["mask_batch", "run_mlm", "corrupt", "detection_loss"])
@@ -181,27 +155,6 @@ def test_dropout_in_training_and_none_in_evaluation(make, text):
     assert all(torch.equal(*pair) for pair in zip((first, second), again, strict=True))
     objective.eval()
     assert torch.equal(*passes(8))
-
-
-def test_each_dropout_has_its_own_rate(make, text, monkeypatch):
-    """The embeddings' is that of the layers' outputs, not that of attention."""
-    batch, configs = text(2, 24, 60), []
-
-    class Watched:
-        @staticmethod
-        def apply(x, doc_ids, config, *params):
-            configs.append(config)
-            return x
-
-    monkeypatch.setattr(modules, "EncoderStack", Watched)
-    for p, attention_p in ((0.5, 0.1), (0.0, 0.5)):
-        sizes = {"dropout": p, "attention_dropout": attention_p}
-        encoder = make("rtd", model=sizes).train().discriminator.encoder
-        first, second = (encoder_forward(encoder, *batch[:3]) for _ in range(2))
-        assert torch.equal(first, second) == (p == 0)
-        encoder_forward(encoder.eval(), *batch[:3])
-    rates = [(config.dropout, config.attention_dropout) for config in configs]
-    assert rates == [(0.5, 0.1)] * 2 + [(0.0, 0.0)] + [(0.0, 0.5)] * 2 + [(0.0, 0.0)]
 
 
 def test_padding_changes_nothing(make, text, agreed, ask, near):
@@ -282,19 +235,6 @@ def test_no_gradient_where_none_is_wanted(make, text):
     objective.discriminator(*batch[:3]).sum().backward()
     given = {n for n, p in objective.named_parameters() if p.grad is not None}
     assert given == {"discriminator.score.weight", "discriminator.score.bias"}
-
-
-@pytest.mark.parametrize(
-    ("sizes", "rows"),
-    [({}, 2**14), ({"embedding": 512}, 2**13), ({"feed_forward": 64}, 2**15)],
-)
-def test_too_many_tokens_are_refused(sizes, rows, make, device, monkeypatch):
-    """An index of the kernels has 31 bits; the tables may be the widest, or the projections."""
-    monkeypatch.setattr(modules, "Embedding", None)  # not begun
-    encoder = make("rtd", model=sizes).discriminator.encoder
-    ids = torch.zeros(1, 1, dtype=torch.long, device=device).expand(rows, 512)
-    with pytest.raises(UserError, match=r"train\.grad_accumulation"):
-        encoder_forward(encoder, ids, ids)
 
 
 def test_state_and_names_stay(make):

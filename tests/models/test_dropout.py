@@ -7,12 +7,6 @@ import torch
 import torch.nn.functional as F
 
 from electra.models.dropout import attend, drop
-from electra.models.electra import GeneratorConfig, build_pair
-from electra.models.encoder import EncoderConfig
-from electra.objectives.objective import VocabInfo
-from electra.objectives.rtd import ReplacedTokenDetection
-from electra.objectives.settings import ObjectiveConfig
-from electra.train.accelerate import use_cheap_cpu_dropout_
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
@@ -62,25 +56,3 @@ def test_attention(masked):
     half = partial(drop, p=0.5, training=True)
     mean = torch.stack([attend(q, k, v, mask, half) for _ in range(4000)]).mean(0)
     torch.testing.assert_close(mean, wanted, rtol=0, atol=0.1)
-
-
-def test_an_objective_with_it():
-    torch.manual_seed(0)
-    pair = build_pair(
-        EncoderConfig(layers=1, hidden=32, embedding=16, vocab_size=60), GeneratorConfig()
-    )
-    objective = ReplacedTokenDetection(ObjectiveConfig(), *pair, VocabInfo(4, (0, 2, 3, 4)))
-    ids = torch.randint(5, 60, (4, 16))
-    segments = torch.zeros_like(ids)
-    plain = objective.eval().discriminator(ids, segments)
-    keys = list(objective.state_dict())
-    use_cheap_cpu_dropout_(objective)
-    torch.testing.assert_close(objective.discriminator(ids, segments), plain)
-    assert list(objective.state_dict()) == keys
-    objective.train()
-    one, two = (objective.discriminator(ids, segments) for _ in range(2))
-    assert not torch.equal(one, two)
-    torch.manual_seed(7)
-    one = objective.discriminator(ids, segments)
-    torch.manual_seed(7)
-    assert torch.equal(objective.discriminator(ids, segments), one)
