@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.train import launching
+from torch import distributed
 
 from electra.text.tokenizer import load_vocabulary
 from electra.train.data import open_data, rows_at
@@ -36,6 +37,14 @@ def make_step():
 def copied(finished, tmp_path):
     """A finished run that may be edited."""
     return shutil.copytree(finished, tmp_path / "my run")
+
+
+@pytest.fixture
+def group_of_one():
+    """A group of torch.distributed in which this process is alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield distributed.group.WORLD
+    distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
