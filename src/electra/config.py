@@ -151,7 +151,8 @@ def to_yaml(config: Any, indent: int = 0) -> str:
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if f.name in helps:
-            lines += [f"{space}# {line}" for line in textwrap.wrap(helps[f.name], 96 - len(space))]
+            wrapped = textwrap.wrap(helps[f.name], 96 - len(space), break_on_hyphens=False)
+            lines += [f"{space}# {line}" for line in wrapped]
         if dataclasses.is_dataclass(value):
             lines += [f"{space}{f.name}:", to_yaml(value, indent + 1).rstrip("\n")]
         else:
