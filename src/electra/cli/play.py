@@ -24,7 +24,7 @@ def play(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="The address to listen on; others can reach all but loopback.")
+        str, typer.Option(help="The address to listen on; only loopback is private.")
     ] = "127.0.0.1",
     port: Annotated[
         int | None,

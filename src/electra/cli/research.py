@@ -151,7 +151,7 @@ def study(
             show_default=False,
         ),
     ] = None,
-    tuning_seeds: Annotated[str, typer.Option(help="Fine-tuning seeds, in the same form.")] = "3",
+    tuning_seeds: Annotated[str, typer.Option(help="Fine-tuning seeds, as for --seeds.")] = "3",
     blimp: Annotated[
         Path | None,
         typer.Option(help="Score by BLiMP: the folder with its JSON lines.", show_default=False),

@@ -181,8 +181,8 @@ def prepare(
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Number of worker processes, on a cluster of tasks at once; the shards do not "
-            "depend on it.",
+            help="Number of worker processes, or on a cluster of tasks that run at once; the "
+            "shards do not depend on it.",
             show_default="one per core, on a cluster no limit",
         ),
     ] = None,
@@ -196,15 +196,15 @@ def prepare(
     tasks: Annotated[
         int,
         typer.Option(
-            help="Number of independent tasks, among which the files are distributed. It decides "
-            "which text shares a shard: the same number gives the same shards everywhere."
+            help="Number of independent tasks that share the files. It decides which text shares a "
+            "shard: the same number gives the same shards everywhere."
         ),
     ] = 1,
     executor: Annotated[
         Executor,
         typer.Option(
-            help="Where the tasks run: `local`: in processes here. `ray`, `slurm`: on a cluster "
-            "whose nodes share the folders, with datatrove (extra `cluster`)."
+            help="Where the tasks run. `local`: in processes on this machine. `ray`, `slurm`: with "
+            "datatrove on a cluster whose nodes share the folders (extra `cluster`)."
         ),
     ] = Executor.local,
     executor_option: Annotated[

@@ -89,9 +89,9 @@ def pretrain(
         typer.Option(
             "--score-on",
             metavar="DATA",
-            help="Your own task, a file or folder as for `electra finetune`: each checkpoint is "
-            "fine-tuned and scored on it, and the best one is kept and named. The run's clock "
-            "stands still meanwhile.",
+            help="Your own task, a file or folder as for `electra finetune`. Each checkpoint is "
+            "fine-tuned and scored on it; the best one is kept. The run's clock stands still "
+            "during scoring.",
             show_default=False,
         ),
     ] = None,

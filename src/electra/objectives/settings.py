@@ -62,9 +62,9 @@ class ObjectiveConfig:
     it the discriminator may keep predicting the majority class."""
 
     generator_first: float = 0.0
-    """rtd: fraction of the run in which the generator is trained alone, before both networks are.
-    Meanwhile the discriminator and all weights that it uses stay as they are: for a discriminator
-    that was trained before, with a new generator (`--init-from`)."""
+    """rtd: fraction of the run, at its start, in which only the generator is trained. The
+    discriminator and all weights that it uses do not change meanwhile. Use it for a trained
+    discriminator with a new generator (`--init-from`)."""
 
     def __post_init__(self) -> None:
         shares = (

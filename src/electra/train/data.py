@@ -36,12 +36,13 @@ class DataConfig:
     128,512@0.9: rows of 128 tokens, and of 512 from 90 % of the run on."""
     batch_size: int | str = 128
     """Rows per step, over all micro-batches and processes; or a schedule, such as 128,256@0.2. It
-    counts rows of the first length; of longer rows a batch has fewer, with as many tokens."""
+    counts rows of the first length; a batch of longer rows has fewer rows and as many tokens."""
     document_mask: bool = False
-    """Restrict attention to the own document where rows hold several (`--layout packed`)."""
+    """In rows with several documents (`--layout packed`), each token attends only to its own
+    document."""
     verify: Verify = "auto"
-    """When the hashes of local shards are verified: 'auto' before the start up to 2 GB, and while
-    the run trains if there is more; 'start' always before; 'off' never, only sizes are checked."""
+    """When to verify the hashes of local shards: 'auto' does it before the start if they have up to
+    2 GB, otherwise during training; 'start' always before the start; 'off' checks only sizes."""
     cache_dir: str = ""
     """Folder on the local disk for shards of an object store; by default ~/.cache/electra/shards.
     Several runs and processes may share it."""

@@ -62,7 +62,7 @@ class PretrainConfig:
     train: LoopConfig = field(default_factory=LoopConfig)
     """The training loop."""
     init_from: InitFromConfig = field(default_factory=InitFromConfig)
-    """The trained model that the run starts from, if it does."""
+    """The trained model that the run starts from, if any."""
     score_on: ScoreOnConfig = field(default_factory=ScoreOnConfig)
     """Your own task, on which checkpoints are scored while the run trains."""
 
