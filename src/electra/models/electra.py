@@ -36,9 +36,9 @@ class GeneratorConfig:
     """Fraction of the discriminator's layers."""
     tie: Sharing = "embeddings"
     """What the networks share: 'embeddings' (the token, position and segment embeddings and their
-    LayerNorm), 'all' (the whole encoder, which needs equal sizes), 'none', or 'gdes': gradient-
-    disentangled sharing, where the discriminator adds a trained difference to the generator's
-    embeddings and sends no gradient to them."""
+    LayerNorm), 'all' (the whole encoder, which needs equal sizes), 'none', or 'gdes':
+    gradient-disentangled sharing, where the discriminator adds a trained difference to the
+    generator's embeddings and sends no gradient to them."""
 
 
 def generator_sizes(model: EncoderConfig, generator: GeneratorConfig) -> EncoderConfig:
