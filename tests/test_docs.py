@@ -245,16 +245,3 @@ def test_the_errors_are_those_of_the_code(page):
             for part in re.split(r"…|: |=", sentence):
                 part = re.sub(r"^\W+|\W+$", "", part).lower()
                 assert part in source, f"no error says '{part}': {sentence}"
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_and_anchors_lead_somewhere(page):
-    for link in re.findall(r"\]\(([^)]+)\)", page_text(page)):
-        if "://" in link:
-            continue
-        file, _, anchor = link.partition("#")
-        target = ROOT / "docs" / (file or f"{page}.md")
-        assert target.exists(), link
-        if anchor:
-            heads = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.M)
-            assert anchor in {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in heads}

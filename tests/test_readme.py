@@ -65,11 +65,23 @@ def test_excerpts_are_the_code(page):
         assert excerpt in (ROOT / file).read_text(), f"{page}: the excerpt of {file} is old"
 
 
+LINKING = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as the site and GitHub name them in links."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    heads = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
 @pytest.mark.parametrize(
-    "page",
-    ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))],
+    "page", [*LINKING, *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
 )
 def test_links_lead_somewhere(page):
-    for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", (ROOT / page).read_text()):
+    for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text()):
+        file, _, anchor = link.partition("#")
         if "://" not in link:
-            assert (ROOT / page).parent.joinpath(link).exists(), link
+            target = (ROOT / page).parent / file if file else ROOT / page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
