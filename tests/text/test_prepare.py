@@ -255,7 +255,7 @@ def test_several_lengths_have_a_folder_each(tmp_path):
     assert folders("32, 64", tmp_path, ["text.txt"]) == expected
     (tmp_path / "32").mkdir()  # an earlier, interrupted preparation
     assert folders("32,64", tmp_path, ["text.txt"]) == expected
-    for wrong in ("", "32,", "32,32", "32;64", "1e3"):
+    for wrong in ("", "32,", "32,32", "32;64", "1e3", "32,--5", "²", "٣", "9" * 5000):
         with pytest.raises(UserError, match="--length is"):
             folders(wrong, tmp_path, ["text.txt"])
     other = tmp_path / "other"

@@ -1,6 +1,7 @@
 """Text to token shards: parallel, reproducible to the byte, and resumable."""
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -128,7 +129,8 @@ def prepare_warnings(summary: Summary, text_field: str) -> list[str]:
 def folders_of_lengths(text: str, out: Path, inputs: Sequence[str | Path]) -> dict[int, Path]:
     """Parse `128` or `128,512`, and return the folder for each length: of several, a subfolder."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.lstrip("-").isdigit() for part in parts) or len(set(parts)) < len(parts):
+    whole = all(re.fullmatch("-?[0-9]{1,9}", part) for part in parts)
+    if not whole or len(set(parts)) < len(parts):
         raise UserError(
             f"--length is '{text}': write a number of tokens, for example 128, or several, for "
             "example 128,512."
