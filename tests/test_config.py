@@ -67,6 +67,12 @@ def test_overrides():
         ("optim.lrr=1", "did you mean 'optim.lr'?"),
         ("lr=1", "did you mean 'optim.lr'?"),
         ("model=3", "no setting 'model'"),
+        ("foo=1", "'foo': the sections are data, generator, init_from, model, objective, optim, "),
+        ("foo=1", "; 'electra recipes NAME' lists all settings."),
+        (
+            "optim.zzzzzzzzzzzzzzzzzz=1",
+            "'optim.zzzzzzzzzzzzzzzzzz': there are: optim.betas, optim.clip, optim.clip_by, ",
+        ),
         ("optim.lr=fast", "'optim.lr' takes a number, not 'fast'"),
         ("optim.lr=nan", "'optim.lr' takes a number, not 'nan'"),
         ("model.layers=2.5", "takes a whole number"),

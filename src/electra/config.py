@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from electra.errors import UserError, nearest
+from electra.errors import UserError, find_nearest
 from electra.json_types import MAX_NUMBER
 
 C = TypeVar("C")
@@ -225,8 +225,16 @@ def field_helps(kind: type) -> dict[str, str]:
 
 
 def _unknown(key: str, known: list[str], aliases: Mapping[str, str]) -> UserError:
-    alias = aliases.get(key.rpartition(".")[2])
-    hint = f"did you mean '{alias}'?" if alias else nearest(key, known)
+    """Name the nearest setting; else those of the same section, or the sections."""
+    close = aliases.get(key.rpartition(".")[2]) or find_nearest(key, known)
+    sections = sorted({name.partition(".")[0] for name in known if "." in name})
+    inside = [name for name in known if name.startswith(f"{key.partition('.')[0]}.")]
+    if close:
+        hint = f"did you mean '{close}'?"
+    elif sections and not inside:
+        hint = f"the sections are {', '.join(sections)}; 'electra recipes NAME' lists all settings."
+    else:
+        hint = f"there are: {', '.join(sorted(inside or known))}."
     return UserError(f"There is no setting '{key}': {hint}")
 
 

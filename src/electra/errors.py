@@ -35,6 +35,12 @@ def require(module: str, extra: str) -> ModuleType:
 
 def nearest(name: str, known: list[str]) -> str:
     """'did you mean …?' for a misspelt name, or the list of known names."""
+    close = find_nearest(name, known)
+    return f"did you mean '{close}'?" if close else f"there are: {', '.join(sorted(known))}."
+
+
+def find_nearest(name: str, known: list[str]) -> str | None:
+    """The known name that a misspelt one most likely means; None if none is near."""
     import difflib
 
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -43,4 +49,4 @@ def nearest(name: str, known: list[str]) -> str:
     if not close:  # the words of an abbreviation, such as 'learning_rate' for 'lr'
         initials = "".join(word[:1] for word in name.rpartition(".")[2].split("_"))
         close = [k for k in known if len(initials) > 1 and k.rpartition(".")[2] == initials][:1]
-    return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(sorted(known))}."
+    return close[0] if close else None
