@@ -18,6 +18,16 @@ def test_broken_write_leaves_the_old_file_and_nothing_else(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_errors_name_the_path_and_not_its_temporary_name(tmp_path):
+    with pytest.raises(FileNotFoundError) as error:
+        write_atomic(tmp_path / "missing" / "a.bin", b"")
+    assert error.value.filename == str(tmp_path / "missing" / "a.bin")
+    long = tmp_path / ("a" * 254)  # which no temporary name is
+    with pytest.raises(OSError, match="too long") as error, new_folder(long):
+        pass
+    assert error.value.filename == str(long)
+
+
 def test_a_full_disk_is_known_whoever_tells():
     assert is_disk_full(OSError(28, "No space left on device"))
     assert is_disk_full(SafetensorError("I/O error: No space left on device (os error 28)"))

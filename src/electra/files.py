@@ -32,16 +32,28 @@ def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
     # Separates two writers of one file; on two machines they can have the same process id.
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}")
     try:
-        with temporary.open("wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with errors_name(path, temporary):
+            with temporary.open("wb") as file:
+                for part in parts:
+                    file.write(part)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
         sync(path.parent)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
+        raise
+
+
+@contextmanager
+def errors_name(path: Path, temporary: Path) -> Iterator[None]:
+    """Let errors of the system name `path` instead of the temporary file or folder for it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename == str(temporary):
+            error.filename = str(path)
         raise
 
 
@@ -108,7 +120,8 @@ def staging_folder(path: Path) -> Iterator[Path]:
     make_folder(path.parent)
     remove_abandoned(path)
     try:
-        staging.mkdir()
+        with errors_name(path, staging):
+            staging.mkdir()
         with locked(staging, f"{staging} is in use."):  # so that others know that it is not left
             yield staging
     finally:

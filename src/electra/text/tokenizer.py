@@ -284,7 +284,7 @@ def write_folder(out: Path, files: dict[str, str]) -> None:
             for name, content in files.items():
                 (staging / name).write_bytes(content.encode())
         return
-    with staging_folder(out / out.name) as staging:
+    with staging_folder(out / next(iter(files))) as staging:
         for name, content in files.items():
             write_atomic(staging / name, content.encode())
         for name in files:
