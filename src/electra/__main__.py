@@ -1,5 +1,17 @@
-"""`python -m electra` is the command `electra`."""
+"""The command `electra`, which is also `python -m electra`."""
 
-from electra.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line; Ctrl-C during its imports, too, has no traceback."""
+    try:
+        from electra.cli import main as run
+    except KeyboardInterrupt:
+        print("error: stopped.", file=sys.stderr)
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -16,6 +17,25 @@ from electra.config import override
 from electra.errors import UserError
 from electra.finetune.settings import FinetuneConfig
 from electra.text.tokenizer import special_names
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_ctrl_c_during_the_imports_has_no_traceback(tmp_path):
+    """In the script that pip installs, and in `python -m electra`."""
+    (tmp_path / "typer.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    module, _, function = settings["project"]["scripts"]["electra"].partition(":")
+    script = f"from {module} import {function}; {function}()"
+    path = os.pathsep.join([str(tmp_path), *sys.path])  # its typer comes first
+    for start in (["-c", script], ["-m", "electra"]):
+        done = subprocess.run(
+            [sys.executable, *start, "--version"],
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stderr) == (130, "error: stopped.\n")
 
 
 @pytest.mark.parametrize(
