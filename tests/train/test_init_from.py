@@ -4,12 +4,14 @@ import hashlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
+import electra.hub.folders
 from electra.errors import UserError
 from electra.hub.electric import mark_electric
 from electra.hub.folders import export, load_discriminator, load_generator
@@ -110,6 +112,14 @@ def test_the_first_weights_compute_what_the_source_computes(
     assert start(config, tmp_path / "next", console) == 0
     for ours, theirs in zip(outputs(at(tmp_path / "next", 1)), outputs(folders), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_the_weights_are_read_once(folders, from_model, with_train, tmp_path, console, monkeypatch):
+    read = Mock(side_effect=load_file)
+    monkeypatch.setattr(electra.hub.folders, "load_file", read)
+    assert start(with_train(from_model(folders), budget="1steps"), tmp_path / "run", console) == 0
+    files = [call.args[0] for call in read.call_args_list]
+    assert files == [folders / n / "model.safetensors" for n in ("generator", "discriminator")]
 
 
 def test_the_origin_and_the_schedule_are_recorded(folders, from_model, tmp_path, console):

@@ -5,11 +5,12 @@ They are written and read with safetensors; transformers is not needed.
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -241,9 +242,9 @@ def network_folders(folder: Path) -> dict[str, Path]:
     for name in inside or [""]:
         path = folder / name
         read_config(path)  # refuses other architectures by their name
-        weights = read_weights(path)
+        names = read_tensor_names(path)
         heads = [
-            h for h in ("discriminator", "generator") if f"{h}_predictions.dense.weight" in weights
+            h for h in ("discriminator", "generator") if f"{h}_predictions.dense.weight" in names
         ]
         if not heads:
             raise UserError(
@@ -298,18 +299,37 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read the tensors of `model.safetensors`, under the names of transformers."""
     path = weights_file(folder)
     check_files(folder)
-    try:
+    with explain_damage(path):
         weights = load_file(path)
+    return {ours: weights[theirs] for ours, theirs in tensor_names(weights).items()}
+
+
+def read_tensor_names(folder: Path) -> set[str]:
+    """Read only the names of what `read_weights` returns."""
+    path = weights_file(folder)
+    with explain_damage(path), safe_open(path, "pt") as file:
+        return set(tensor_names(file.keys()))
+
+
+def tensor_names(stored: Iterable[str]) -> dict[str, str]:
+    """Map transformers' names of the tensors to those in a file."""
+    names = {rename_layer_norm(name): name for name in stored}
+    if not any(name.startswith(BODY) for name in names):  # ElectraModel alone, without a head
+        names = {f"{BODY}{ours}": theirs for ours, theirs in names.items()}
+    # A buffer that old versions of transformers write
+    names.pop("electra.embeddings.position_ids", None)
+    return names
+
+
+@contextmanager
+def explain_damage(path: Path) -> Iterator[None]:
+    """Turn an error of reading a file of tensors into a sentence."""
+    try:
+        yield
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"{path} is damaged or cannot be read ({error}); export or download it again."
         ) from None
-    weights = {rename_layer_norm(name): tensor for name, tensor in weights.items()}
-    if not any(name.startswith(BODY) for name in weights):  # ElectraModel alone, without a head
-        weights = {f"{BODY}{name}": tensor for name, tensor in weights.items()}
-    # A buffer that old versions of transformers write
-    weights.pop("electra.embeddings.position_ids", None)
-    return weights
 
 
 def copy_weights(
