@@ -1,14 +1,15 @@
 """Health checks: each failure is named once, and not too early."""
 
 import math
+import shutil
 
 import pytest
 
 from electra.errors import UserError
-from electra.train import loop
+from electra.train import checkpoint, loop
 from electra.train.health import HealthCheck, check_finite, plateau_ends
 from electra.train.metrics_log import read_metrics
-from electra.train.pretrain import start
+from electra.train.pretrain import resume, start
 
 HEALTHY = {
     "generator_accuracy": 0.40,
@@ -21,16 +22,16 @@ ILL = HEALTHY | {"generator_accuracy": 0.21, "accuracy_above_floor": 0.01, "reca
 
 
 def test_a_healthy_run_gets_no_warning():
-    assert HealthCheck().check(1.0, 0.1, HEALTHY) == []
+    assert HealthCheck().check(1.0, 0.1, HEALTHY) == {}
 
 
 def test_a_collapse_is_named_once():
     health, ill = HealthCheck(), HEALTHY | {"recall": 0.001}
-    (warning,) = health.check(0.5, 0.1, ill)
+    (warning,) = health.check(0.5, 0.1, ill).values()
     assert "discriminator has collapsed" in warning
     assert "recall 0.001" in warning
     assert "optim.warmup" in warning
-    assert health.check(0.6, 0.1, ill) == []
+    assert health.check(0.6, 0.1, ill) == {}
 
 
 CURVE = {  # a real run of paper.small: step -> (accuracy, mlm_loss)
@@ -58,7 +59,7 @@ def test_a_generator_on_its_plateau_is_named(total, warned_at):
             "accuracy_floor": 0.200,
             "accuracy_above_floor": accuracy - 0.200,
         }
-        for warning in health.check(step / total, 0.05, held_out):
+        for warning in health.check(step / total, 0.05, held_out).values():
             found.append(step)
             assert "generator is still on the opening plateau" in warning
             assert f"{accuracy:.1%}" in warning
@@ -74,7 +75,7 @@ def test_both_warnings_at_once():
 @pytest.mark.parametrize(("warmup", "early"), [(0.01, 0.3), (0.1, 0.3), (0.4, 0.75)])
 def test_the_opening_plateau_is_normal(warmup, early):
     health = HealthCheck()
-    assert health.check(early, warmup, ILL) == []
+    assert health.check(early, warmup, ILL) == {}
     assert len(health.check(max(2 * warmup, 1 / 3), warmup, ILL)) == 2
 
 
@@ -98,6 +99,19 @@ def test_a_run_logs_and_prints_its_warnings(tiny, with_train, tmp_path, console,
     assert said[0] == "started"
     assert any("opening plateau" in message for message in said)
     assert "warning: The generator is still on the opening plateau" in console.file.getvalue()
+
+
+def test_a_resumed_run_does_not_repeat_its_warnings(
+    tiny, with_train, tmp_path, console, monkeypatch
+):
+    monkeypatch.setattr(loop, "MIN_STEPS_FOR_WARNINGS", 0)
+    out = tmp_path / "run"
+    start(with_train(tiny, budget="4steps", validate_every=1, checkpoint_every=2), out, console)
+    warned = [m["warning"] for m in read_metrics(out) if "warning" in m]
+    assert "generator" in warned
+    shutil.rmtree(checkpoint.checkpoints(out)[-1])
+    assert resume(out, console) == 0
+    assert [m["warning"] for m in read_metrics(out) if "warning" in m] == warned
 
 
 def test_when_each_network_leaves_its_plateau():

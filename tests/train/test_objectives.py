@@ -363,7 +363,7 @@ def test_a_run_is_not_blamed_for_what_its_objective_does_not_do(
 def test_the_health_check_goes_by_the_stage(run_with, monkeypatch):
     seen = []
     monkeypatch.setattr(loop, "MIN_STEPS_FOR_WARNINGS", 0)
-    monkeypatch.setattr(HealthCheck, "check", lambda self, *given: seen.append(given[:2]) or [])
+    monkeypatch.setattr(HealthCheck, "check", lambda self, *given: seen.append(given[:2]) or {})
     settings = ("train.budget=8steps", "train.validate_every=2", "optim.warmup=1")
     run_with("run", *VARIANTS["two-stage"], *settings)
     # At the boundary, the weights of the first stage are measured.
@@ -372,7 +372,7 @@ def test_the_health_check_goes_by_the_stage(run_with, monkeypatch):
 
 def test_a_collapse_is_still_named():
     ill = {"loss": 1.0, "mlm_loss": 3.0, "recall": 0.0, "auc": 0.5}
-    (finding,) = HealthCheck().check(0.5, 0.1, ill)
+    (finding,) = HealthCheck().check(0.5, 0.1, ill).values()
     assert "collapsed" in finding
 
 

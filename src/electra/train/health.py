@@ -23,13 +23,13 @@ class HealthCheck:
     """Checks held-out metrics after the warm-up, and gives each warning once."""
 
     warned: set[str] = field(default_factory=set)
-    """Warnings that were given already."""
+    """Names of the warnings that were given already."""
 
-    def check(self, progress: float, warmup: float, held_out: dict[str, float]) -> list[str]:
-        """Return new warnings; `warmup` is the progress at which the warm-up ends."""
+    def check(self, progress: float, warmup: float, held_out: dict[str, float]) -> dict[str, str]:
+        """Return new warnings by name; `warmup` is the progress at which the warm-up ends."""
         # Every run begins on the plateau; a third of the schedule later it should have left it.
         if progress < max(2 * warmup, 1 / 3):
-            return []
+            return {}
         warnings = {}
         # Of two networks that predict tokens, the generator; without one, the model that is kept.
         name = "generator" if "generator_accuracy" in held_out else "model"
@@ -53,7 +53,7 @@ class HealthCheck:
                 "rate that is too high (optim.lr), a run that is too short to leave the opening "
                 "plateau, or a generator that is too strong (generator.width)."
             )
-        new = [text for name, text in warnings.items() if name not in self.warned]
+        new = {name: text for name, text in warnings.items() if name not in self.warned}
         self.warned |= warnings.keys()
         return new
 

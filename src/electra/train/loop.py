@@ -284,9 +284,9 @@ def run_validation(run: Run) -> None:
         return
     progress = run.schedule_progress
     warmup = warmup_share(run.schedule_steps, run.optim)
-    for warning in run.health.check(progress, warmup, state.held_out):
-        run.metrics_log.write("event", state.step, message=warning)
-        run.view.print(f"warning: {warning}", style="yellow")
+    for name, text in run.health.check(progress, warmup, state.held_out).items():
+        run.metrics_log.write("event", state.step, message=text, warning=name)
+        run.view.print(f"warning: {text}", style="yellow")
 
 
 def save_checkpoint(run: Run, metrics: MetricAccumulator) -> None:

@@ -10,7 +10,7 @@ from electra.files import is_disk_full, sync, write_atomic
 from electra.json_types import has_type, shown
 from electra.jsonl import read_jsonl, to_json
 
-TEXTS = ("kind", "message", "hardware", "kernels", "task", "metric", "origin")
+TEXTS = ("kind", "message", "warning", "hardware", "kernels", "task", "metric", "origin")
 """Values of `metrics.jsonl` that are texts; all others are numbers."""
 SCORE = {"task", "metric", "origin", "score", "seeds"}
 """What each line of the kind 'score' has."""

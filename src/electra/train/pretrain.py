@@ -371,7 +371,7 @@ def build_run(
                 pad_id=vocab.pad,
                 metrics_log=metrics_log,
                 view=view,
-                health=HealthCheck(),
+                health=HealthCheck({m["warning"] for m in read_metrics(out) if "warning" in m}),
                 saver=saver,
             )
         finally:

@@ -41,7 +41,7 @@ def judge_run(metrics: Sequence[dict[str, Any]]) -> Verdict:
     warned = any(line["kind"] == "event" and line.get("message") not in QUIET for line in metrics)
     facts = describe(known)
     if now and warned:
-        return Verdict(health="unhealthy", sentences=(*now, *facts))
+        return Verdict(health="unhealthy", sentences=(*now.values(), *facts))
     if now:
         begun = (
             "The last validation shows a network that has not left its opening plateau. In the "
