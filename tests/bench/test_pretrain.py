@@ -55,7 +55,7 @@ def test_another_objective_has_no_peer(tiny, console):
 
 
 def test_the_first_third_of_the_reports_does_not_count(tiny, console, monkeypatch):
-    lines = [{"kind": "train", "tokens_per_second": float(n)} for n in range(1, 10)]
+    lines = [{"kind": "train", "step": n, "tokens_per_second": float(n)} for n in range(1, 10)]
     monkeypatch.setattr(module, "start", lambda *_: 0)
     monkeypatch.setattr(module, "read_metrics", lambda _: [{"kind": "held_out"}, *lines])
     found = ours(tiny, 9, 100.0, console)

@@ -487,6 +487,23 @@ def test_the_documented_metrics_are_written(tiny, with_train, tmp_path, console)
     assert begun["parameters"]["generator"] < begun["parameters"]["discriminator"]
 
 
+def test_a_progress_line_is_of_the_step_that_it_names(tiny, with_train, tmp_path, console):
+    """Validations at 8 and 16, checkpoints at 14 and at the end, which is no multiple of any."""
+    config = with_train(tiny, budget="17steps", validate_every=8, checkpoint_every=14)
+    weights = trained(config, tmp_path / "run", console)
+    train = metrics_of(tmp_path / "run")
+    assert [line["step"] for line in train] == [5, 8, 10, 14, 15, 16, 17]
+    printed = [line for line in console.file.getvalue().splitlines() if "held-out" in line]
+    for step, line in zip((8, 14, 16, 17), printed, strict=True):
+        (reported,) = (each for each in train if each["step"] == step)
+        assert f"  step {step}  " in line
+        assert f"mlm_loss {reported['mlm_loss']:.3f}" in line
+    often = trained(with_train(config, report_every=1), tmp_path / "often", console)
+    assert all(torch.equal(often[name], weight) for name, weight in weights.items())
+    last = metrics_of(tmp_path / "often")[-1]
+    assert train[-1]["mlm_loss"] == pytest.approx(last["mlm_loss"], rel=1e-5)
+
+
 def test_speed_and_peak_share_are_arithmetic(tiny, with_train, tmp_path, console, monkeypatch):
     """Tokens by the clock, and FLOPs by FLOP/s, over the stretch since the last report."""
     from electra.models.flops import row_flops, workloads_of

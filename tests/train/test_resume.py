@@ -21,6 +21,7 @@ from electra.errors import UserError
 from electra.run_dir import GracefulStop
 from electra.text import remote
 from electra.train import checkpoint
+from electra.train.metric_accumulator import MetricAccumulator
 from electra.train.metrics_log import read_metrics
 from electra.train.pretrain import build_objective, resume, start
 from electra.train.run_config import read_run_config
@@ -191,6 +192,50 @@ def test_a_resume_is_an_event(tiny, with_train, tmp_path, console, monkeypatch):
     assert resumed.items() >= {**wanted, "step": 3}.items()
     assert resume(out, console) == 0  # nothing is left to do
     assert [line for line in read_metrics(out) if line["kind"] == "event"] == events
+
+
+@pytest.mark.parametrize("last", [4, 11, 12])
+def test_a_stop_between_two_reports_changes_no_report(
+    last, tiny, with_train, tmp_path, console, monkeypatch
+):
+    """Also after the last step, which is no multiple of report_every."""
+    config = with_train(tiny, budget="12steps", report_every=5, checkpoint_every=9)
+    start(config, tmp_path / "straight", console)
+    step, taken = Step.__call__, iter(range(1, 100))
+
+    def stop(self, *arguments):
+        if next(taken) == last:
+            signal.raise_signal(signal.SIGTERM)
+        return step(self, *arguments)
+
+    monkeypatch.setattr(Step, "__call__", stop)
+    assert start(config, tmp_path / "stopped", console) == 128 + signal.SIGTERM
+    for _ in range(2):  # again, when nothing is left to do
+        assert resume(tmp_path / "stopped", console) == 0
+    same_files(tmp_path / "straight", tmp_path / "stopped")
+    lines, others = (
+        [
+            [line[key] for key in ("step", "loss", "gradient_norm", "learning_rate")]
+            for line in read_metrics(tmp_path / name)
+            if line["kind"] == "train"
+        ]
+        for name in ("straight", "stopped")
+    )
+    assert [step for step, *_ in lines] == [5, 9, 10, 12]
+    assert others == lines
+
+
+def test_a_finished_run_without_a_last_report_gets_none(
+    tiny, with_train, tmp_path, console, monkeypatch
+):
+    """Earlier versions wrote such runs; a report without a step would be of no speed."""
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricAccumulator, "report", lambda self, rate: self.check())
+        start(with_train(tiny, budget="3steps"), out, console)
+    assert checkpoint.read_state(checkpoint.checkpoints(out)[-1]).unreported["steps"] == 3
+    assert resume(out, console) == 0
+    assert not [line for line in read_metrics(out) if line["kind"] == "train"]
 
 
 def test_every_setting_that_may_change_exists():

@@ -78,6 +78,7 @@ def ours(config: PretrainConfig, steps: int, limit: float, console: Console) -> 
         if start(override(config, changes), out, console):
             raise UserError("The run was stopped before it was measured.")
         lines = [line for line in read_metrics(out) if line["kind"] == "train"]
+    lines = [line for line in lines if line["step"] % every == 0]  # the last one may have few steps
     return speed([line["tokens_per_second"] for line in lines[len(lines) // 3 :]], limit)
 
 

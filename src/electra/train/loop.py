@@ -69,7 +69,8 @@ class LoopConfig:
     """With fused kernels, recompute each layer in the backward pass instead of storing its
     activations: 20 to 40 % slower, with less than half of the memory."""
     report_every: int = 100
-    """Steps between two reports of training metrics; the host waits for the device only then."""
+    """Steps between two reports of training metrics; validations and checkpoints have one too. The
+    host waits for the device only then."""
     validate_every: int = 2000
     """Steps between two validations on held-out text."""
     validate_rows: int = 1024
@@ -135,17 +136,21 @@ def train(run: Run, stop: GracefulStop) -> signal.Signals | None:
             if run.saver is not None:
                 run.saver.check()
         if state.step % loop.validate_every == 0:
+            metrics.report(rate)
             run_validation(run)
         if state.step % loop.checkpoint_every == 0:
-            save_checkpoint(run, metrics)
+            save_checkpoint(run, metrics, rate)
             pause = score_checkpoint(run, stop)
             started, metrics.time_before = started + pause, metrics.time_before + pause
     if state.step and stopped is None:
-        save_checkpoint(run, metrics)
+        save_checkpoint(run, metrics, rate)
         finish_checkpoint(run)
         score_checkpoint(run, stop, last=True)
     elif state.step:
-        metrics.check()
+        if run.progress >= 1:  # the signal came in the last step
+            metrics.report(rate)
+        else:
+            metrics.check()
         write_checkpoint(run)
         finish_checkpoint(run)
     return stopped
@@ -289,10 +294,10 @@ def run_validation(run: Run) -> None:
         run.view.print(f"warning: {text}", style="yellow")
 
 
-def save_checkpoint(run: Run, metrics: MetricAccumulator) -> None:
+def save_checkpoint(run: Run, metrics: MetricAccumulator, rate: float) -> None:
     """Save a checkpoint with its held-out metrics, update the best one and delete old ones."""
     state = run.state
-    metrics.check()
+    metrics.report(rate)
     if not state.held_out:
         run_validation(run)
     # The training losses are from before the last update; validation is the first to see its

@@ -57,7 +57,7 @@ class MetricAccumulator:
         """Log and show the metrics since the last report."""
         run, state, sums = self.run, self.run.state, self.check()
         seconds = time.perf_counter() - self.time_before
-        if not self.steps:
+        if state.tokens == self.tokens_before:  # no step since
             return
         skipped = int(sums.pop("skipped_steps"))
         if skipped:
