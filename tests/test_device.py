@@ -1,6 +1,7 @@
 """The hardware of a run: what it reaches, and that to ask costs the run nothing."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from electra import device as module
 from electra.device import (
     available_cpus,
+    available_memory,
     choose_precision,
     measure_peak,
     set_cpu_threads,
@@ -56,6 +58,18 @@ def test_threads_stay_within_the_quota_of_a_container(quota, cpus, threads, tmp_
     torch.set_num_threads(4)
     set_cpu_threads(0)
     assert torch.get_num_threads() == cpus
+
+
+def test_the_available_memory_is_that_of_the_system_or_the_container(tmp_path, monkeypatch):
+    system, container = tmp_path / "meminfo", tmp_path / "memory.max"
+    monkeypatch.setattr(module, "MEMORY", system)
+    monkeypatch.setattr(module, "MEMORY_LIMIT", container)
+    assert available_memory() == math.inf
+    system.write_text("MemTotal:       24000000 kB\nMemFree:  9 kB\nMemAvailable:   20000000 kB\n")
+    assert available_memory() == 20_480_000_000
+    for limit, expected in (("max\n", 20_480_000_000), ("4000000000\n", 4_000_000_000)):
+        container.write_text(limit)
+        assert available_memory() == expected
 
 
 def test_the_users_choice_of_threads_wins(threads, monkeypatch):

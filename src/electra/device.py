@@ -1,8 +1,10 @@
 """The hardware of a run: device, precision, CPU threads and peak speed."""
 
 import contextlib
+import math
 import os
 import platform
+import re
 import time
 from pathlib import Path
 from typing import Literal
@@ -15,6 +17,8 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16"]
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """The CPU limit of a Linux container: its quota and period in microseconds."""
+MEMORY, MEMORY_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+"""Linux: the memory of the machine, and the limit of a container in bytes."""
 
 
 def launched_processes() -> int:
@@ -71,6 +75,19 @@ def available_cpus() -> int:
         return min(cpus, max(1, int(quota) // int(period)))
     except (OSError, ValueError):  # no cgroup v2, or no limit ("max")
         return cpus
+
+
+def available_memory() -> float:
+    """Bytes that this process may use, by its system and container; infinite if unknown."""
+    limits = [math.inf]
+    for path, pattern, unit in (
+        (MEMORY, r"MemAvailable: *(\d+) kB", 1024),
+        (MEMORY_LIMIT, r"(\d+)", 1),
+    ):
+        with contextlib.suppress(OSError):
+            found = re.search(pattern, path.read_text(encoding="ascii"))
+            limits += [unit * int(found[1])] if found else []
+    return min(limits)
 
 
 def autocast(

@@ -265,8 +265,9 @@ def test_the_rehearsal_sees_both_stages_and_changes_none(run_with, monkeypatch):
 
     monkeypatch.setattr(TwoStage, "forward", forward)
     out = run_with("run", *VARIANTS["two-stage"], "train.budget=2steps", "train.validate_every=9")
-    assert [second for second, _ in seen] == [False, True, False, True, True, True]
-    assert seen[2][1]  # no gradient of the rehearsal is left
+    rehearsal = [False] * 3 + [True] * 3  # the memory of one row and of two, then the batch
+    assert [second for second, _ in seen] == [*rehearsal, False, True, True, True]
+    assert seen[6][1]  # no gradient of the rehearsal is left
     assert int(load_file(out / "checkpoints/step-00000002/model.safetensors")["stage"]) == 2
 
 

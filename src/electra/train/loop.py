@@ -20,7 +20,7 @@ from electra.train.data import rows_at
 from electra.train.distributed import gather_random_states, steps_per_agreement
 from electra.train.fsdp import DataParallel, gathered
 from electra.train.health import check_finite
-from electra.train.memory import advise_at_start
+from electra.train.memory import advise_at_start, check_memory
 from electra.train.metric_accumulator import MetricAccumulator, last_good, update_view
 from electra.train.metrics_log import LoggerName, read_metrics
 from electra.train.phases import Phase, extend_positions_, phase_at
@@ -249,6 +249,7 @@ def dry_run(run: Run, rows: Tensor, *, messages: bool = False) -> None:
             validate(step.objective, rows, step.micro_batch, step.dtype)
             return
         for _ in step.objective.each_step_kind():
+            check_memory(run, rows)
             step.backward(*step.objective.mask_batch(rows))
         for p in step.objective.parameters():
             step.optimizer.moments(p)

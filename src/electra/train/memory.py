@@ -5,9 +5,17 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+from torch import Tensor
+
+from electra.device import autocast, available_memory
 from electra.errors import UserError, is_out_of_memory
 from electra.train import checkpoint
 from electra.train.run import Run
+from electra.train.step import Step
+
+CLEARLY = 3
+"""How many times the available memory a micro-batch needs when it is refused without a try."""
 
 
 def more_micro_batches(run: Run) -> int | None:
@@ -32,6 +40,33 @@ def advise_at_start(run: Run) -> str:
         f"A batch of {rows} rows{length} does not fit into the memory of this device: "
         f"{more if parts else ''}use a smaller data.batch_size or model."
     )
+
+
+def check_memory(run: Run, rows: Tensor) -> None:
+    """Refuse micro-batches that clearly exceed the memory of the CPU.
+
+    Linux grants the memory and kills the process, without an error, when it is used.
+    """
+    step = run.step
+    if step.device.type != "cpu" or step.sharded or step.micro_batch < 2:
+        return
+    one, two = (saved_bytes(step, rows[:n]) for n in (1, 2))
+    if (two - one) * step.micro_batch > CLEARLY * available_memory():
+        raise UserError(advise_at_start(run))
+
+
+def saved_bytes(step: Step, rows: Tensor) -> int:
+    """The size of what a forward pass keeps for the backward pass, weights included."""
+    kept = {}
+
+    def keep(tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage  # of views only one
+
+    saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved)
+    with saved, autocast(step.device, step.dtype, cache=False):
+        step.objective(*step.objective.mask_batch(rows))
+    return sum(storage.nbytes() for storage in kept.values())
 
 
 @contextmanager
