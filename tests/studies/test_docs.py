@@ -1,5 +1,6 @@
 """docs/studies.md: its example runs, and what it names is there."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import typer.main
 
 from electra.cli import app
+from electra.studies.ablation import ABLATION
 from electra.studies.paper import STUDIES
 from electra.studies.study import SCALES
 
@@ -20,14 +22,17 @@ OPTIONS = {
 
 
 def test_the_example(corpus, labels, bash, tmp_path):
-    (script,) = re.findall(r"<!-- tested -->\n```bash\n(.*?)```", PAGE, re.S)
+    scripts = re.findall(r"<!-- tested -->\n```bash\n(.*?)```", PAGE, re.S)
     (tmp_path / "my-text.txt").write_bytes(corpus.read_bytes())
     (tmp_path / "my-labels.csv").write_bytes((labels / "train.csv").read_bytes())
-    said = bash(script)
+    said = bash("".join(scripts))
     assert "# Weights that generator and discriminator share" in said
     made = {str(p.relative_to(tmp_path)) for p in (tmp_path / "studies" / "tying").rglob("*")}
     for name in ("page.md", "table.md", "figure.png", "results.jsonl", "runs/all-0", "runs"):
         assert f"studies/tying/{name}" in made
+    results = (tmp_path / "studies" / "mine" / "results.jsonl").read_text().splitlines()
+    arms = [json.loads(line)["arm"] for line in results]
+    assert arms == ["recipe", "wide", "optim.lr=1e-3"]
 
 
 def test_options_exist():
@@ -36,10 +41,10 @@ def test_options_exist():
         for line in block.splitlines():
             if line.startswith("electra study"):
                 words = shlex.split(line)
-                assert words[2] in STUDIES
+                assert words[2] in {*STUDIES, ABLATION}
                 assert {w for w in words if w.startswith("--")} <= OPTIONS
                 used += 1
-    assert used == 3
+    assert used == 4
     prose = re.sub(r"```.*?```", "", PAGE, flags=re.S)
     named = re.findall(r"`([^`]+)`", prose)
     known = OPTIONS | {"--out"}
