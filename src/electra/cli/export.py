@@ -15,7 +15,7 @@ def export(
             "on the Hub.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder to write; it must not exist yet.")],
+    out: Annotated[Path, typer.Option(help="The folder to write, new or empty.")],
     form: Annotated[
         str,
         typer.Option("--format", help="`transformers`, `onnx` or `sentence-transformers`."),

@@ -26,7 +26,7 @@ def import_command(
             "the Hub, or a run; two of them if each has one of the networks.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder to write; it must not exist yet.")],
+    out: Annotated[Path, typer.Option(help="The folder to write, new or empty.")],
     vocab: Annotated[
         Path | None,
         typer.Option(

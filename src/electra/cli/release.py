@@ -15,7 +15,7 @@ def release(
         ),
     ],
     name: Annotated[str, typer.Option(help="Name of the model, such as `electra-small-en`.")],
-    out: Annotated[Path, typer.Option(help="The package's folder; it must not exist yet.")],
+    out: Annotated[Path, typer.Option(help="The package's folder, new or empty.")],
     card: Annotated[
         Path | None,
         typer.Option(
