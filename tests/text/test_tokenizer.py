@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from electra.errors import UserError
 from electra.text.tokenizer import (
+    check_out,
     copy_tokenizer,
     fingerprint,
     load_tokenizer,
@@ -254,3 +255,12 @@ def test_a_template_with_a_token_that_is_not_there_is_refused(template, tokenize
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="cannot be read as a tokenizer"):
         load_tokenizer(tmp_path).encode("a")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_training(tmp_path, monkeypatch):
+    out = tmp_path / "new" / "tokenizer"
+    check_out(out, overwrite=False)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(UserError, match=rf"'{tmp_path}' cannot be written: choose another --out"):
+        check_out(out, overwrite=False)
+    assert not out.parent.exists()

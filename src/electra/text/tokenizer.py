@@ -298,7 +298,7 @@ def model_kind(tokenizer: Tokenizer) -> str:
 
 
 def check_out(out: Path, overwrite: bool) -> None:
-    """Refuse an output folder that already holds a tokenizer."""
+    """Refuse an output folder that already holds a tokenizer, or that cannot be written."""
     if (out / "tokenizer.json").exists() and not overwrite:
         raise UserError(
             f"'{out}' already holds a tokenizer: choose another --out, or replace it "
@@ -306,6 +306,9 @@ def check_out(out: Path, overwrite: bool) -> None:
         )
     if out.exists() and not out.is_dir():
         raise UserError(f"'{out}' is a file: name a folder with --out.")
+    above = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not os.access(above, os.W_OK):  # known now, not after the training
+        raise UserError(f"'{above}' cannot be written: choose another --out.")
 
 
 def train_tokenizer(
