@@ -4,6 +4,7 @@ import ast
 import inspect
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -34,6 +35,8 @@ def test_ctrl_c_during_the_imports_has_no_traceback(tmp_path):
             env=os.environ | {"PYTHONPATH": path},
             capture_output=True,
             text=True,
+            # Ignored when the tests run in the background
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         assert (done.returncode, done.stderr) == (130, "error: stopped.\n")
 
