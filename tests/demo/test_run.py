@@ -25,7 +25,7 @@ def test_demo_runs_and_replaces_an_earlier_one(quick, tmp_path, console):
     for word in ("recall", "AUC", "corrupted", "detected", "pre-trained", "from scratch"):
         assert word in shown
     assert shown.count("order, train: ") == 1  # the warning about truncated sentences
-    assert "electra pretrain paper.small --data shards" in shown
+    assert "electra pretrain fast.small --data shards" in shown
     assert Image.open(out / "report.png").size > (800, 400)
     result = json.loads((out / "demo.json").read_text())
     assert set(result["order_accuracy"]) == {"pre-trained", "from scratch"}

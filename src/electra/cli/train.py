@@ -120,7 +120,7 @@ def pretrain(
     Several GPUs train one run under torchrun:
     `torchrun --standalone --nproc-per-node=8 -m electra pretrain ...`
 
-    Example: `electra pretrain paper.small --data shards --out runs/first --budget 2h`
+    Example: `electra pretrain fast.small --data shards --out runs/first --budget 25min`
 
     Example: `electra pretrain --init-from runs/first --data mine --out runs/mine --budget 20min`
 

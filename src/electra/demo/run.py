@@ -67,7 +67,7 @@ Now with your own text:
 
   electra tokenizer train my-text.txt --out tokenizer --vocab-size 30522
   electra prepare my-text.txt --tokenizer tokenizer --out shards --length 128
-  electra pretrain paper.small --data shards --out runs/mine --budget 2h
+  electra pretrain fast.small --data shards --out runs/mine --budget 1h
   electra evaluate runs/mine --data shards
   electra report runs/mine
   electra detect runs/mine "a sentence with one parliament word"
