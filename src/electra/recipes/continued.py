@@ -50,7 +50,7 @@ def continued(
             listed = " and ".join(map(str, found))
             raise UserError(
                 f"{data} holds rows of {listed} tokens: set data.seq_length to one of them, or to "
-                f"a schedule such as data.seq_length={','.join(map(str, found))}@0.9"
+                f"a schedule such as data.seq_length={min(found)},{max(found)}@0.9"
             )
         config = override(config, [f"data.seq_length={next(iter(found))}"])
     return config, decided
