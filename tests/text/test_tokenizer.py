@@ -264,3 +264,10 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_training(tmp_path
     with pytest.raises(UserError, match=rf"'{tmp_path}' cannot be written: choose another --out"):
         check_out(out, overwrite=False)
     assert not out.parent.exists()
+
+
+def test_a_folder_below_a_file_is_refused_before_the_training(tmp_path):
+    (tmp_path / "text.txt").touch()
+    for out in (tmp_path / "text.txt", tmp_path / "text.txt" / "new" / "tokenizer"):
+        with pytest.raises(UserError, match=r"text.txt' is a file: name a folder with --out"):
+            check_out(out, overwrite=False)

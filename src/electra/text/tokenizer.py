@@ -304,10 +304,11 @@ def check_out(out: Path, overwrite: bool) -> None:
             f"'{out}' already holds a tokenizer: choose another --out, or replace it "
             "with --overwrite."
         )
-    if out.exists() and not out.is_dir():
-        raise UserError(f"'{out}' is a file: name a folder with --out.")
-    above = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
-    if not os.access(above, os.W_OK):  # known now, not after the training
+    # Known now, not after the training
+    above = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not above.is_dir():
+        raise UserError(f"'{above}' is a file: name a folder with --out.")
+    if not os.access(above, os.W_OK):
         raise UserError(f"'{above}' cannot be written: choose another --out.")
 
 
