@@ -85,7 +85,7 @@ def make_shards(options: argparse.Namespace) -> None:
 def pretrain(options: argparse.Namespace, name: str, *words: str) -> None:
     """Start a run, or continue it where it was stopped."""
     run = options.out / name
-    if any((run / "checkpoints").glob("step-*")):
+    if (run / "config.yaml").is_file():
         electra("pretrain", "--resume", "--out", run)
     else:
         electra("pretrain", *words, "--data", options.out / "shards", "--out", run,

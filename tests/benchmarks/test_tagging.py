@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import shutil
 from collections import Counter
 
 import pytest
@@ -54,6 +55,13 @@ def test_a_language(call, tmp_path):
     again, same = call("--tokenizer", "--vocab-size 300 --keep-accents")
     assert again == commands[1:]  # the tokenizer is there; the others find nothing to do
     assert same["scores"] == found["scores"]
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_continues(call, tmp_path):
+    call()
+    shutil.rmtree(tmp_path / "out" / "run" / "checkpoints")
+    _, found = call()
+    assert found["run"]["step"] == 3
 
 
 def test_a_domain(call, finished):
