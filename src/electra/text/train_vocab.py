@@ -84,7 +84,10 @@ def train_wordpiece(lines: Lines, vocab_size: int, cased: bool, keep_accents: bo
 
 
 def train_on(tokenizer: Tokenizer, batches: Iterable[list[str]], trainer: Any) -> None:
-    """Call the library in a thread, because it ignores Ctrl-C until it is done."""
+    """Call the library in a thread, because it ignores Ctrl-C until it is done.
+
+    The text is read here, since workers that the main thread starts do not see Ctrl-C.
+    """
     queue: Queue[list[str] | None] = Queue(maxsize=4)
     errors: list[BaseException] = []
     complete = False
