@@ -111,9 +111,7 @@ def tuned(out: Path, name: str) -> Path:
 def summary(options: argparse.Namespace, names: list[str]) -> dict[str, Any]:
     """The settings, how the runs ended, and the scores of each encoder."""
     given = {name: value for name, value in vars(options).items() if name != "out"}
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
-                            capture_output=True, text=True, check=False)  # fmt: skip
-    found: dict[str, Any] = {"commit": commit.stdout.strip(), "options": given, "scores": {}}
+    found: dict[str, Any] = {"commit": git_commit(), "options": given, "scores": {}}
     for name in ("run", "adapted"):
         lines = [x for x in read_metrics(options.out / name) if x["kind"] == "held_out"]
         kept = ("step", "mlm_loss", "generator_accuracy", "detection_loss", "auc")
@@ -128,6 +126,15 @@ def summary(options: argparse.Namespace, names: list[str]) -> dict[str, Any]:
         medians = {key: statistics.median(values) for key, values in seeds.items()}
         found["scores"][name] = {"medians": medians, "seeds": seeds}
     return found
+
+
+def git_commit() -> str:
+    """The commit of this script, if git knows it."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:  # there is no git
+        return ""
 
 
 def electra(*words: object, quiet: bool = False) -> str:

@@ -103,3 +103,8 @@ def test_the_text_of_a_domain_leaves_out_what_is_scored(tmp_path):
         *("the train", "the train in BC5CDR-chem-IOB", "the train in NCBI-disease-IOB"),
     ]
     assert len(read_jsonl(tmp_path / "task" / "test.jsonl")) == 2
+
+
+def test_a_machine_without_git(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert tagging.git_commit() == ""
