@@ -32,7 +32,7 @@ def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
     # Separates two writers of one file; on two machines they can have the same process id.
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}")
     try:
-        with errors_name(path, temporary):
+        with name_in_errors(path, temporary):
             with temporary.open("wb") as file:
                 for part in parts:
                     file.write(part)
@@ -47,7 +47,7 @@ def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
 
 
 @contextmanager
-def errors_name(path: Path, temporary: Path) -> Iterator[None]:
+def name_in_errors(path: Path, temporary: Path) -> Iterator[None]:
     """Let errors of the system name `path` instead of the temporary file or folder for it."""
     try:
         yield
@@ -120,7 +120,7 @@ def staging_folder(path: Path) -> Iterator[Path]:
     make_folder(path.parent)
     remove_abandoned(path)
     try:
-        with errors_name(path, staging):
+        with name_in_errors(path, staging):
             staging.mkdir()
         with locked(staging, f"{staging} is in use."):  # so that others know that it is not left
             yield staging

@@ -58,7 +58,7 @@ def test_what_a_cpu_clearly_cannot_hold_is_not_tried(
     step, (rows, *_) = make_step(tiny)
     one, all_rows = (memory.saved_bytes(step, rows[:n]) for n in (1, 8))
     needed = (all_rows - one) / 7 * 8
-    monkeypatch.setattr(memory, "available_memory", lambda: 0.8 * needed / memory.CLEARLY)
+    monkeypatch.setattr(memory, "available_memory", lambda: 0.8 * needed / memory.REFUSED_EXCESS)
     with pytest.raises(UserError, match=r"batch of 8 rows does not fit.*train\.grad_accumul\S+=2"):
         start(tiny, tmp_path / "run", console)
     assert not (tmp_path / "run").exists()

@@ -14,7 +14,7 @@ from electra.train import checkpoint
 from electra.train.run import Run
 from electra.train.step import Step
 
-CLEARLY = 3
+REFUSED_EXCESS = 3
 """How many times the available memory a micro-batch needs when it is refused without a try."""
 
 
@@ -51,7 +51,7 @@ def check_memory(run: Run, rows: Tensor) -> None:
     if step.device.type != "cpu" or step.sharded or step.micro_batch < 2:
         return
     one, two = (saved_bytes(step, rows[:n]) for n in (1, 2))
-    if (two - one) * step.micro_batch > CLEARLY * available_memory():
+    if (two - one) * step.micro_batch > REFUSED_EXCESS * available_memory():
         raise UserError(advise_at_start(run))
 
 
