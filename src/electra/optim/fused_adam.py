@@ -55,6 +55,7 @@ class Chunks:
     def shadows(self, params: Sequence[Tensor]) -> Tensor:
         """Addresses of the bf16 shadow weights to write with the parameters, or 0."""
         copies = [getattr(p, "bf16_shadow", None) for p in params]
+        assert all(c is None or c.dtype == torch.bfloat16 for c in copies), "the kernel writes bf16"
         first = torch.tensor([0 if copy is None else copy.data_ptr() for copy in copies])
         first = first[self.tensor]
         return torch.where(first > 0, first + 2 * self.start, 0)
