@@ -6,7 +6,10 @@ import re
 import pytest
 import yaml
 
+from electra.release.card import Access, CardFacts, training_section
+from electra.release.details import CardDetails
 from electra.release.package import release
+from electra.release.run_facts import RunFacts
 
 DETAILS = """\
 language: en
@@ -90,6 +93,18 @@ def test_data_training_and_energy(card):
     assert "| batch size | 8 |" in card
     assert "| commit | 0123abc |" in card
     assert re.search(r"\| validation: detection AUC \| 0\.\d{3} \|", card)
+
+
+def test_settings_have_no_needless_decimals():
+    settings = {"optim.warmup": 3000.0, "optim.lr": 8e-4, "data.batch_size": 256}
+    run = RunFacts(
+        settings=settings, command="", steps=1, tokens=1, longest=128, flops=1, minutes=1,
+        validation={}, base_model="",
+    )  # fmt: skip
+    facts = CardFacts(name="a-b", access=Access(), networks={}, sha256={}, run=run, evaluations=[])
+    section = training_section(facts, CardDetails())
+    for row in ("| warm-up | 3000 |", "| peak learning rate | 0.0008 |", "| batch size | 256 |"):
+        assert row in section
 
 
 def test_use_finetuning_embeddings_and_limitations(card):

@@ -344,7 +344,7 @@ def training_section(facts: CardFacts, details: CardDetails) -> str:
     rows: dict[str, str] = {}
     if run:
         rows |= {
-            label: str(run.settings[key])
+            label: f"{value:g}" if isinstance(value := run.settings[key], float) else str(value)
             for label, key in RECIPE_ROWS.items()
             if run.settings.get(key) not in (None, "")
         }
