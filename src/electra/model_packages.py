@@ -15,7 +15,7 @@ from electra.json_types import parse_json
 
 GROUP = "electra.models"
 MANIFEST = "electra-model.json"
-RELEASED: dict[str, str] = {}
+RELEASED = {"electra-small-en": "pip install weights/electra-small-en"}
 """The models in `weights/`: name -> the command that installs it."""
 
 
