@@ -2,8 +2,8 @@
 
 Copies the folder MODEL to OUT together with this file, which then is the code that
 `AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True)` runs. The log probability of a
-token is log P(original) of the discriminator, or minus the energy of Electric: one forward pass
-that reads the whole sentence.
+token is log P(original) of the discriminator, as in `electra probe`, or minus the energy of
+Electric: one forward pass that reads the whole sentence.
 """
 
 import json
@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoTokenizer, ElectraForPreTraining
 from transformers.modeling_outputs import CausalLMOutput
+
+REPLACED_LOGIT = math.log(0.08 / 0.92)  # of the tokens in pre-training, about 8 % are replaced
 
 
 class ElectraAsCausalLM(ElectraForPreTraining):
@@ -37,7 +39,7 @@ class ElectraAsCausalLM(ElectraForPreTraining):
         if getattr(self.config, "electra_objective", "") == "electric":
             log_probs = (-logits).clamp(max=-1e-6)  # an energy may be negative
         else:
-            log_probs = F.logsigmoid(-logits)
+            log_probs = F.logsigmoid(REPLACED_LOGIT - logits)
         # The other tokens of the vocabulary share the rest of the probability.
         others = torch.log(-torch.expm1(log_probs)) - math.log(self.config.vocab_size - 1)
         scores = others[..., None].repeat(1, 1, self.config.vocab_size)

@@ -77,7 +77,8 @@ def slow(folder, network: str, text: str) -> float:
     if network == "discriminator":
         row = torch.tensor([ids])
         logits = load_discriminator(folder)(row, torch.zeros_like(row))[0].tolist()
-        return sum(math.log(1 - 1 / (1 + math.exp(-logit))) for logit in logits[1:-1])
+        odds = [math.exp(logit) * 0.92 / 0.08 for logit in logits[1:-1]]
+        return sum(math.log(1 / (1 + each)) for each in odds)
     for place in range(1, len(ids) - 1):
         total += math.log(masked_probability(folder, ids, place))
     return total
@@ -108,27 +109,22 @@ def test_scores_equal_those_of_single_sentences(network, tokens, both, monkeypat
     assert (len(told) > 1) == (tokens == 64)
 
 
-def test_the_combined_score_is_that_of_bayes_rule(both):
-    """For tokens drawn by the rules of pre-training, the discriminator's optimum gives back p."""
-    p, q, masked = 0.2, 0.05, 0.15
-    original, replaced = p * (1 - masked), masked * q * (1 - p)
-    logit = torch.tensor(math.log(replaced / original))
-    assert probe_module.combine(logit, torch.tensor(math.log(q))).exp() == pytest.approx(p)
-
+def test_the_combined_score_is_a_weighted_sum(both):
     folders, texts = (both / "discriminator", both / "generator"), sentences(5)
     rows = [np.array(ids_of(folders[0], text)) for text in texts]
     networks = [load_discriminator(folders[0]), load_generator(folders[1])]
     found = score_rows(networks, rows, load_vocabulary(folders[0]), CPU, lambda *_: None)
     assert list(found) == ["discriminator", "generator", "combined"]
-    for row, score in zip(rows, found["combined"], strict=True):
-        ids, total = torch.tensor([row.tolist()]), 0.0
-        with torch.no_grad():
-            replaced_at = networks[0](ids, torch.zeros_like(ids))[0].exp()
-        for place in range(1, len(row) - 1):
-            probability = masked_probability(folders[1], row.tolist(), place)
-            ratio = probability / replaced_at[place].item() * 0.15 / 0.85
-            total += math.log(ratio / (1 + ratio))
-        assert score == pytest.approx(total, abs=1e-3)
+    for text, score in zip(texts, found["combined"], strict=True):
+        each = [slow(folder, folder.name, text) for folder in folders]
+        assert score == pytest.approx(each[0] + 0.1 * each[1], abs=1e-3)
+
+
+def test_the_share_of_replaced_tokens_is_taken_out_of_the_score():
+    """The verdict of a discriminator that has seen only the share of pre-training is one half."""
+    share = torch.tensor([0.08, 0.5])
+    found = probe_module.original_log_probs(share.logit()).exp()
+    assert found.tolist() == pytest.approx([0.5, 0.08], abs=1e-6)
 
 
 @pytest.mark.parametrize("network", ["discriminator", "generator"])

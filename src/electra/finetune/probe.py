@@ -2,8 +2,8 @@
 
 BLiMP has minimal pairs: two sentences that differ in one point, one of them ungrammatical. A
 network should give the grammatical one the higher score: the log probability that no token was
-replaced (discriminator), the pseudo log likelihood (generator), what both say together (combined),
-or minus the energy (Electric).
+replaced (discriminator), the pseudo log likelihood (generator), a weighted sum of these two
+(combined), or minus the energy (Electric).
 """
 
 import math
@@ -37,8 +37,10 @@ from electra.train.validation import token_counts
 Network = Literal["discriminator", "generator"]
 TOKENS = 32768
 """Approximate number of tokens per batch."""
-PRIOR_LOGIT = math.log(0.15 / 0.85)
-"""The logit of a token being replaced in pre-training, where the paper masks 15 %."""
+REPLACED_LOGIT = math.log(0.08 / 0.92)
+"""The logit of a token being replaced in pre-training: 15 % are masked, about half are guessed."""
+GENERATOR_WEIGHT = 0.1
+"""The weight of the generator's score in the combined one; docs/probe.md says how it was chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,26 +177,24 @@ def token_scores(
 ) -> dict[str, Tensor]:
     """The score of each token by each network and by both together, (rows, length) each."""
     scores = {}
-    logits = log_probs = None
     for network in networks:
-        if isinstance(network, Discriminator):
-            logits = replaced_logits(network, ids, total)
-            scores["discriminator"] = -logits if energies else F.logsigmoid(-logits)
-        else:
-            log_probs = scores["generator"] = masked_log_probs(network, ids, total, vocab)
-    if logits is not None and log_probs is not None and not energies:
-        scores["combined"] = combine(logits, log_probs)
+        if isinstance(network, Generator):
+            scores["generator"] = masked_log_probs(network, ids, total, vocab)
+            continue
+        logits = replaced_logits(network, ids, total)
+        scores["discriminator"] = -logits if energies else original_log_probs(logits)
+    if len(scores) == 2 and not energies:
+        scores["combined"] = scores["discriminator"] + GENERATOR_WEIGHT * scores["generator"]
     return scores
 
 
-def combine(logits: Tensor, log_probs: Tensor) -> Tensor:
-    """The log probability of each token in the text, as the networks together imply it.
+def original_log_probs(logits: Tensor) -> Tensor:
+    """The log probability that a token is original, if one half of all tokens were replaced.
 
-    A replaced token is a sample of the generator. If a token has the probability p in the text and
-    q in the generator, it is therefore 0.15 / 0.85 * q * (1 - p) / p times as likely to be replaced
-    as to be original, which is what the discriminator learns. Here that is solved for log p.
+    In pre-training few tokens are replaced, so that the discriminator needs much evidence before it
+    says so. Subtracting the logit of that share leaves what the sentence itself says.
     """
-    return F.logsigmoid(log_probs - logits + PRIOR_LOGIT)
+    return F.logsigmoid(REPLACED_LOGIT - logits)
 
 
 def replaced_logits(network: Discriminator, ids: Tensor, total: Tensor) -> Tensor:
