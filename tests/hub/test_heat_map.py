@@ -4,7 +4,9 @@ import re
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from electra.hub.corruption import CorruptedToken
 from electra.hub.heat_map import JudgedToken, heat_map, spell
+from electra.hub.heat_map import judged as judge
 from electra.text.tokenizer import load_tokenizer
 
 
@@ -14,7 +16,11 @@ def judged(text: str, suspicion: float = 0.25, **known) -> JudgedToken:
 
 
 def test_a_heat_map():
-    tokens = [judged("cat", 0.9, original="dog"), judged("s", begins_word=False), judged(".")]
+    tokens = [
+        judged("cat", 0.9, original="Ġdog", original_text="dog"),
+        judged("s", begins_word=False),
+        judged("."),
+    ]
     page = heat_map(tokens, chosen=1)
     assert re.findall(r'data-index="(\d)" class="([^"]*)" style="--p:([\d.]+)"', page) == [
         ("0", "token replaced", "0.900"),
@@ -35,6 +41,16 @@ def test_spelling_of_wordpiece(tokenizer_folder):
         ("##", False),
         ("the", True),
     ]
+
+
+def test_what_was_replaced_is_spelled_like_the_text(tokenizer_folder):
+    tokens = [
+        CorruptedToken(token="the", original="the", masked=True),
+        CorruptedToken(token="the", original="##z", masked=True),
+        CorruptedToken(token="xy", original="", masked=False),
+    ]
+    found = judge(load_tokenizer(tokenizer_folder), tokens, [0.1, 0.2, 0.3])
+    assert [(t.original, t.original_text) for t in found] == [(None, ""), ("##z", "z"), ("", "")]
 
 
 def test_spelling_of_byte_level_tokens():

@@ -162,10 +162,13 @@ def test_the_game_with_the_keyboard(page):
     page.locator("#board .word").nth(1).and_(page.locator(".chosen")).wait_for()
     page.wait_for_function("document.activeElement.dataset.index === '1'")  # it stays there
     assert f"1 of {count} chosen" in page.locator("#status").inner_text()
+    colour = "getComputedStyle(document.querySelector('#board .word.chosen b')).color"
+    assert page.evaluate(colour) == "rgb(255, 255, 255)"  # white on blue
     keep(page, "game")
     page.get_by_role("button", name="Show the answer").click()
     page.locator("#status .verdict").wait_for()
     assert page.locator("#board .was-replaced").count() == count
+    assert page.locator("#board .was-replaced s").count() == count  # what stood there before
     assert f"of {count}" in page.locator("#status .score").inner_text()
     keep(page, "answer")
 
@@ -247,6 +250,20 @@ def test_a_narrow_screen(page):
     page.locator("#runs .chart-plot > svg").first.wait_for()
     keep(page, "narrow-runs")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_scores_on_a_narrow_screen(page):
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.locator(".overflow-menu > button").click()
+    page.locator(".overflow-dropdown").get_by_text("Score").click()
+    lines = ["farmer " * count + "." for count in range(2, 7)]
+    enter(page.get_by_label("Sentences"), "\n".join(lines))
+    page.get_by_role("button", name="Rank by plausibility").click()
+    page.locator("#ranked li").first.wait_for()
+    keep(page, "narrow-score")
+    for row in page.locator("#ranked li").all():  # in the first line of its sentence, not below
+        score = row.locator("small").bounding_box()
+        assert score["y"] + score["height"] / 2 < row.bounding_box()["y"] + 24
 
 
 def test_dark_colours(page, address):

@@ -7,7 +7,7 @@ from electra.play.game import SENTENCES, Round, finish, new_round, sentence, tog
 from electra.play.tokens import Word
 
 WORDS = tuple(
-    Word(text=text, suspicion=suspicion, replaced=replaced)
+    Word(text=text, suspicion=suspicion, replaced=replaced, original="")
     for text, suspicion, replaced in [
         ("the", 0.1, False),
         ("cat", 0.4, True),

@@ -22,15 +22,25 @@ def judged(text: str, suspicion: float = 0.25, **known) -> JudgedToken:
 @pytest.mark.parametrize(
     "page",
     [
-        heat_map([judged(EVIL, original=EVIL)]),
+        heat_map([judged(EVIL, original=EVIL, original_text=EVIL)]),
         html.token_panel(
-            judged(EVIL, original=EVIL, proposals=(PredictedToken(token=EVIL, probability=0.5),)), 0
+            judged(
+                EVIL,
+                original=EVIL,
+                original_text=EVIL,
+                proposals=(PredictedToken(token=EVIL, probability=0.5),),
+            ),
+            0,
         ),
         html.all_proposals(
             [judged(EVIL, masked=True, proposals=(PredictedToken(token=EVIL, probability=0.5),))]
         ),
         html.compared(EVIL, [judged(EVIL)]),
-        html.game_board(Round(words=(Word(text=EVIL, suspicion=0.5, replaced=True),))),
+        html.game_board(
+            Round(
+                words=(Word(text=EVIL, suspicion=0.5, replaced=True, original=EVIL),), finished=True
+            )
+        ),
         html.ranking([Ranked(sentence=EVIL, score=-1.0)], False),
         html.record({"label": EVIL, "probabilities": {EVIL: 1.0}}),
         html.record({"words": [EVIL], "tags": [EVIL]}),
@@ -53,17 +63,18 @@ def test_proposals():
 
 def test_a_game_shows_the_answer_only_at_its_end():
     words = (
-        Word(text="a", suspicion=0.9, replaced=False),
-        Word(text="b", suspicion=0.2, replaced=True),
+        Word(text="a", suspicion=0.9, replaced=False, original="a"),
+        Word(text="b", suspicion=0.2, replaced=True, original="c"),
     )
     game = Round(words=words, chosen=frozenset({1}))
     before = html.game_board(game)
     assert "was-replaced" not in before
     assert "0.9" not in before
+    assert "<s>" not in before
     assert 'aria-pressed="true"' in before
     assert "1 word was replaced" in html.game_status(game)
     after = html.game_board(finish(game))
-    assert "<b>b</b><small>you</small>" in after
+    assert "<b>b</b><s>c</s><small>you</small>" in after
     assert "<b>a</b><small>model</small>" in after
     assert "You win!" in html.game_status(finish(game))
     lost = finish(Round(words=words, chosen=frozenset({0})))

@@ -85,7 +85,12 @@ def test_limits(model):
 
 def judged(text: str, begins: bool, suspicion: float, original: str | None = None) -> JudgedToken:
     return JudgedToken(
-        token=text, text=text, begins_word=begins, suspicion=suspicion, original=original
+        token=text,
+        text=text,
+        begins_word=begins,
+        suspicion=suspicion,
+        original=original,
+        original_text=(original or "").removeprefix("##"),
     )
 
 
@@ -93,12 +98,12 @@ def test_words():
     words = join_words(
         [
             judged("farm", True, 0.1),
-            judged("er", False, 0.7, "s"),
+            judged("er", False, 0.7, "##hand"),
             judged("s", False, 0.2),
             judged("sang", True, 0.3),
         ]
     )
-    assert [(w.text, w.suspicion, w.replaced) for w in words] == [
-        ("farmers", 0.7, True),
-        ("sang", 0.3, False),
+    assert [(w.text, w.suspicion, w.replaced, w.original) for w in words] == [
+        ("farmers", 0.7, True, "farmhands"),
+        ("sang", 0.3, False, "sang"),
     ]

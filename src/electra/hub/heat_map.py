@@ -28,6 +28,8 @@ class JudgedToken:
     suspicion: float
     original: str | None = None
     """The token that it replaces; None if nothing was replaced."""
+    original_text: str = ""
+    """That token as it is shown."""
     masked: bool = False
     proposals: tuple[PredictedToken, ...] = ()
 
@@ -37,6 +39,7 @@ def judged(
 ) -> list[JudgedToken]:
     """Join the tokens of a text and the discriminator's verdicts on them."""
     shown = spell(tokenizer, [token.token for token in tokens])
+    before = spell(tokenizer, [token.original for token in tokens])
     return [
         JudgedToken(
             token=token.token,
@@ -44,10 +47,13 @@ def judged(
             begins_word=begins_word,
             suspicion=suspicion,
             original=token.original if token.replaced else None,
+            original_text=original_text if token.replaced else "",
             masked=token.masked,
             proposals=token.proposals,
         )
-        for token, suspicion, (text, begins_word) in zip(tokens, suspicions, shown, strict=True)
+        for token, suspicion, (text, begins_word), (original_text, _) in zip(
+            tokens, suspicions, shown, before, strict=True
+        )
     ]
 
 
@@ -78,7 +84,8 @@ def heat_map(tokens: Sequence[JudgedToken], chosen: int | None = None, clicks: b
     for number, token in enumerate(tokens):
         note = f"{token.suspicion:.0%} suspicious"
         if token.original is not None:
-            note += f", replaces “{token.original}”" if token.original else ", added by hand"
+            before = token.original_text
+            note += f", replaces “{before}”" if before else ", added by hand"
         kinds = ["token"]
         if not token.begins_word or token.text in CLOSING:
             kinds.append("joined")
@@ -86,7 +93,7 @@ def heat_map(tokens: Sequence[JudgedToken], chosen: int | None = None, clicks: b
             kinds.append("replaced")
         if number == chosen:
             kinds.append("chosen")
-        origin = f"<s>{html.escape(token.original)}</s>" if token.original else ""
+        origin = f"<s>{html.escape(token.original_text)}</s>" if token.original_text else ""
         tag = "button" if clicks else "span"
         button = f'type="button" data-index="{number}" ' if clicks else ""
         parts.append(

@@ -51,7 +51,8 @@ def token_panel(token: JudgedToken | None, index: int) -> str:
     """Return the details of the token that was clicked."""
     if token is None:
         return '<p class="hint">Click a token to replace it by hand.</p>'
-    origin = f" It replaces “{html.escape(token.original)}”." if token.original else ""
+    before = html.escape(token.original_text)
+    origin = f" It replaces “{before}”." if before else ""
     found = (
         f"<p>The generator would put here:</p>{proposals(token.proposals, token.token, index)}"
         if token.proposals
@@ -75,7 +76,8 @@ def game_board(game: Round) -> str:
         if game.finished:
             kinds += ["was-replaced"] * word.replaced + ["wrong"] * (mine and not word.replaced)
             names = ["you"] * mine + ["model"] * its
-            marks = f"<small>{' + '.join(names) or '&nbsp;'}</small>"
+            before = f"<s>{html.escape(word.original)}</s>" if word.replaced else ""
+            marks = f"{before}<small>{' + '.join(names) or '&nbsp;'}</small>"
         elif mine:
             kinds.append("chosen")
         disabled = " disabled" if game.finished else ""
@@ -130,8 +132,8 @@ def ranking(items: Sequence[Ranked], energies: bool) -> str:
             share = (item.score - low) / (high - low) if high > low else 1.0
         score = f"{item.score:.3f}" if energies else f"{share:.1%}"
         rows.append(
-            f'<li style="--p:{share:.3f}"><span>{html.escape(item.sentence)}</span>'
-            f"<small>{score}</small></li>"
+            f'<li style="--p:{share:.3f}"><small>{score}</small>'
+            f"<span>{html.escape(item.sentence)}</span></li>"
         )
     measure = (
         "pseudo-log-likelihood per token; higher is more plausible"

@@ -13,7 +13,7 @@ from electra.play.models import Choice
 from electra.train import charts
 
 F = TypeVar("F", bound=Callable[..., Any])
-EXAMPLE = "The old captain painted the kitchen clock under the river before he sailed home."
+EXAMPLE = "The chef cooked a meal for the guests and poured each of them a glass of wine."
 PLAUSIBLE = (
     "The cat sat on the warm stone.\nThe cat sat on the warm of.\nCat the the on stone sat warm."
 )

@@ -20,6 +20,8 @@ class Word:
     text: str
     suspicion: float
     replaced: bool
+    original: str
+    """The word before the replacement."""
 
 
 def check_text(text: str, limit: int = MAX_CHARS) -> str:
@@ -115,13 +117,22 @@ def join_words(tokens: Sequence[JudgedToken]) -> list[Word]:
     words: list[Word] = []
     for token in tokens:
         replaced = token.original is not None
+        original = token.original_text if replaced else token.text
         if token.begins_word or not words:
-            words.append(Word(text=token.text, suspicion=token.suspicion, replaced=replaced))
+            words.append(
+                Word(
+                    text=token.text,
+                    suspicion=token.suspicion,
+                    replaced=replaced,
+                    original=original,
+                )
+            )
         else:
             last = words[-1]
             words[-1] = Word(
                 text=last.text + token.text,
                 suspicion=max(last.suspicion, token.suspicion),
                 replaced=last.replaced or replaced,
+                original=last.original + original,
             )
     return words
