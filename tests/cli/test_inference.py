@@ -1,6 +1,9 @@
 """`electra detect` and `electra fill`: what they print, for people and as JSON."""
 
 import json
+import os
+
+import pytest
 
 import electra as package
 
@@ -21,6 +24,35 @@ def test_detect_as_json(electra, finished):
     expected = package.load(str(finished)).detect(TEXT)
     assert [t["token"] for t in json.loads(out)] == [t.token for t in expected]
     assert [t["replaced"] for t in json.loads(out)] == [t.replaced for t in expected]
+
+
+@pytest.fixture
+def standard_input(tmp_path):
+    """Put a text into standard input, as `< file` does."""
+    kept = os.dup(0)
+
+    def put(text: str) -> None:
+        file = tmp_path / "input.txt"
+        file.write_text(text, encoding="utf-8")
+        opened = os.open(file, os.O_RDONLY)
+        os.dup2(opened, 0)
+        os.close(opened)
+
+    yield put
+    os.dup2(kept, 0)
+    os.close(kept)
+
+
+def test_a_text_from_standard_input(electra, refused, finished, standard_input):
+    expected = electra("detect", finished, TEXT)
+    standard_input(TEXT + "\n")
+    assert electra("detect", finished, "-") == expected
+    masked = "the [MASK] farmer"
+    expected = electra("fill", finished, masked)
+    standard_input(masked + "\n")
+    assert electra("fill", finished, "-") == expected
+    standard_input("\n")
+    assert "'/dev/stdin' is empty" in refused("detect", finished, "-")
 
 
 def test_markup_in_a_text_is_printed_as_it_is(electra, finished):

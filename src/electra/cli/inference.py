@@ -19,19 +19,28 @@ Model = Annotated[
 ]
 
 
+def read_input(text: str) -> str:
+    """The text itself, or standard input for `-`."""
+    from electra.tasks.table import read_text
+
+    return read_text(Path("/dev/stdin")).strip() if text == "-" else text
+
+
 def detect(
     model: Model,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to check.")],
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="The text to check; `-` reads standard input.")
+    ],
     as_json: Json = False,
 ) -> None:
     """Show for each token of a text the probability that it was replaced.
 
-    Example: `electra detect runs/first "the cat sat on the parliament"`
+    Example: `electra detect runs/first "The chef cooked the car for dinner."`
     """
     from electra.api import load
     from electra.hub.highlight import highlight
 
-    tokens = load(model).detect(text)
+    tokens = load(model).detect(read_input(text))
     if as_json:
         typer.echo(json.dumps([asdict(token) for token in tokens], ensure_ascii=False))
         return
@@ -45,18 +54,21 @@ def fill(
     model: Model,
     text: Annotated[
         str,
-        typer.Argument(metavar="TEXT", help="The text, with `[MASK]` where a token is missing."),
+        typer.Argument(
+            metavar="TEXT",
+            help="The text, with `[MASK]` where a token is missing; `-` reads standard input.",
+        ),
     ],
     top: Annotated[int, typer.Option(help="How many tokens to show.", min=1)] = 5,
     as_json: Json = False,
 ) -> None:
     """Show the generator's most likely tokens for each `[MASK]`.
 
-    Example: `electra fill runs/first "the capital of France is [MASK]"`
+    Example: `electra fill runs/first "She is a member of the European [MASK]."`
     """
     from electra.api import load
 
-    masks = load(model).fill(text, top)
+    masks = load(model).fill(read_input(text), top)
     if as_json:
         typer.echo(json.dumps([[asdict(token) for token in tokens] for tokens in masks]))
         return
