@@ -25,6 +25,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_finetune_command(electra, model_folder, reviews, tmp_path):
     out = tmp_path / "[tuned]"  # no markup
     command = ("finetune", model_folder, "classify", *QUICK, "--data", reviews, "--out", out)
+    code, shown, err = electra(*command, "--seeds", 1)
+    assert code == 0, err
+    assert "(one seed)" in shown
     code, shown, err = electra(*command, "--seeds", 2)
     assert code == 0, err
     assert f"{reviews.name} accuracy" in shown

@@ -122,10 +122,9 @@ def extra_metrics(name: str, results: Sequence[Result]) -> dict[str, Any]:
 
 def summary_line(row: Mapping[str, Any]) -> str:
     """The summary of one task in one line."""
-    text = (
-        f"{row['task']:6} {row['metric']} {100 * row['median']:.1f} (median of {row['seeds']}, "
-        f"{100 * row['lowest']:.1f} to {100 * row['highest']:.1f})"
-    )
+    spread = f"{100 * row['lowest']:.1f} to {100 * row['highest']:.1f}"
+    seeds = f"median of {row['seeds']}, {spread}" if row["seeds"] > 1 else "one seed"
+    text = f"{row['task']:6} {row['metric']} {100 * row['median']:.1f} ({seeds})"
     if row["failed"]:
         text += f"; learned nothing: seed {', '.join(map(str, row['failed']))}"
     return text
