@@ -75,6 +75,14 @@ def find_network(folder: Path, network: Network) -> Path:
     return folder
 
 
+def find_tokenizer(tokenizer: Path) -> Path:
+    """Return a tokenizer's folder or file; the name of an installed model means its tokenizer."""
+    if tokenizer.exists():
+        return tokenizer
+    installed = find_installed(str(tokenizer))
+    return find_network(installed, "encoder") if installed else tokenizer
+
+
 def _holds_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() or any(
         (folder / name / "config.json").is_file() for name in SUBFOLDERS

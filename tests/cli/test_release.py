@@ -45,6 +45,12 @@ def test_every_command_takes_the_name(electra, refused, installed, reviews, tmp_
     assert [t["replaced"] for t in tokens] == [t.replaced for t in model.detect("the old farmer")]
     code, said, _ = electra("fill", "tiny-model-xx", "the [MASK] .", "--json")
     assert (code, len(json.loads(said)[0])) == (0, 5)
+    (tmp_path / "text.txt").write_text("the old farmer went home .\n\n" * 40, encoding="utf-8")
+    assert electra("tokenizer", "inspect", "tiny-model-xx", "text.txt")[0] == 0
+    shards = ("prepare", "text.txt", "--out", "shards", "--length", 16, "--held-out", 0.1)
+    assert electra(*shards, "--tokenizer", "tiny-model-xx")[0] == 0
+    again = ("pretrain", "--init-from", "tiny-model-xx", "--data", "shards", "--out", "again")
+    assert electra(*again, "--budget", "1steps", "data.batch_size=2", "train.device=cpu")[0] == 0
 
     tune = ("finetune", "tiny-model-xx", "classify", "--data", reviews, "--out", "tuned")
     assert electra(*tune, "--seeds", "1", "epochs=1")[0] == 0

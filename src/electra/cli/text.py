@@ -8,6 +8,7 @@ import typer
 
 from electra.cli.console import consoles, lasting, resumable, warn
 from electra.errors import UserError
+from electra.model_paths import find_tokenizer
 
 if TYPE_CHECKING:
     from electra.text.prepare import Summary
@@ -125,7 +126,9 @@ def tokenizer_inspect(
         Path,
         typer.Argument(
             metavar="DIR",
-            help="Folder with a `tokenizer.json` or `vocab.txt`, or one of these files.",
+            help="Folder with a `tokenizer.json` or `vocab.txt`, one of these files, or an "
+            "installed model.",
+            callback=find_tokenizer,
             show_default=False,
         ),
     ],
@@ -160,7 +163,13 @@ def tokenizer_inspect(
 @lasting()
 def prepare(
     inputs: Inputs,
-    tokenizer: Annotated[Path, typer.Option(help="Folder with a `tokenizer.json` or `vocab.txt`.")],
+    tokenizer: Annotated[
+        Path,
+        typer.Option(
+            help="Folder with a `tokenizer.json` or `vocab.txt`, or an installed model.",
+            callback=find_tokenizer,
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write the shards to.")],
     length: Annotated[
         str,
