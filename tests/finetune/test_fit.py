@@ -19,7 +19,7 @@ from electra.finetune.stack import DropoutRng, stack, unstack_
 from electra.hub.heads import TaskCard
 from electra.models.encoder import Attention, Encoder, EncoderConfig
 from electra.models.heads import TaskModel
-from electra.tasks.examples import IGNORE_INDEX, Task
+from electra.tasks.examples import IGNORE_INDEX, Sentence, Task
 
 CPU = torch.device("cpu")
 
@@ -326,3 +326,18 @@ def test_defaults_follow_the_paper(hidden, lr, decay):
     )
     assert (own.lr, own.layer_decay, own.epochs, own.max_length) == (1.0, 0.5, 1, 512)
     assert own.doc_stride == 128
+
+
+@pytest.mark.parametrize(
+    ("examples", "batch_size", "epochs"),
+    [(200, 32, 20), (200, 8, 5), (20, 32, 120), (33, 32, 120), (1280, 32, 3), (1250, 32, 4)],
+)
+def test_few_examples_of_your_own_get_more_epochs(examples, batch_size, epochs):
+    model = EncoderConfig(vocab_size=100)
+    splits = {"train": [Sentence(id="1", text="x", label=0)] * examples}
+    task = Task(name="mine", kind="classify", splits=splits, min_steps=120)
+    config = FinetuneConfig(batch_size=batch_size)
+    assert resolve_settings(config, model, task).epochs == epochs
+    assert resolve_settings(replace(config, epochs=0.5), model, task).epochs == 0.5
+    papers = replace(task, min_steps=0)
+    assert resolve_settings(config, model, papers).epochs == 3

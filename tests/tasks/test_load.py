@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from electra.errors import UserError
-from electra.tasks.load import load_task
+from electra.tasks.load import MIN_STEPS, load_task
 
 
 def reviews(count: int) -> list[dict]:
@@ -30,6 +30,16 @@ def test_columns_of_questions(write_rows, tmp_path):
 def test_known_tasks_refuse_column_options(tmp_path, name, option):
     with pytest.raises(UserError, match=f"--{option} is for your own files"):
         load_task(name, tmp_path, **{option: "x"})
+
+
+def test_only_your_own_files_have_a_least_number_of_steps(write_rows, tmp_path):
+    lines = [{"text": f"film {i}", "label": i % 2} for i in range(9)]
+    own = load_task("classify", write_rows(tmp_path / "mine.jsonl", *lines))
+    assert own.min_steps == MIN_STEPS > 0
+    path = tmp_path / "train.txt"
+    path.write_text("".join(f"w{i} B-PER\n\n" for i in range(9)), encoding="utf-8")
+    assert load_task("tag", path).min_steps == MIN_STEPS
+    assert load_task("conll2003", path).min_steps == 0
 
 
 def test_tagging_refuses_pair(write_rows, tmp_path):

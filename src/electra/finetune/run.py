@@ -1,5 +1,6 @@
 """`electra finetune`: scores, predictions and the model of the best seed, for one task."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -46,12 +47,21 @@ def resolve_settings(config: FinetuneConfig, model: EncoderConfig, task: Task) -
         config,
         lr=config.lr or (5e-5 if large else 1e-4 if base else 3e-4),
         layer_decay=config.layer_decay or (0.9 if large else 0.8),
-        epochs=config.epochs or task.epochs,
+        epochs=config.epochs or default_epochs(task, config.batch_size),
         dropout=KINDS[task.kind].head_dropout(config.head, config.dropout),
         max_length=max_length,
         # windows must overlap
         doc_stride=min(config.doc_stride, max(1, max_length // 2)),
     )
+
+
+def default_epochs(task: Task, batch_size: int) -> float:
+    """The task's number of epochs, or as many as its fewest steps need."""
+    if not task.min_steps:
+        return task.epochs
+    examples = len(task.splits["train"])
+    steps_per_epoch = examples // min(batch_size, examples)
+    return max(task.epochs, math.ceil(task.min_steps / steps_per_epoch))
 
 
 def finetune(

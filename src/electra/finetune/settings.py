@@ -25,7 +25,7 @@ class FinetuneConfig:
     layer_decay squared, like the code of google-research/electra."""
     epochs: float = 0.0
     """Passes over the training examples; may be a fraction. 0 takes the task's default: 10 for RTE
-    and STS-B, 2 for questions, else 3."""
+    and STS-B, 2 for questions, else 3; for your own files, more if that is fewer than 120 steps."""
     batch_size: int = 32
     """Examples per step."""
     warmup: float = 0.1

@@ -87,6 +87,8 @@ class Task:
     """Default maximum sequence length in tokens."""
     epochs: float = 3
     """Default number of epochs."""
+    min_steps: int = 0
+    """Fewest training steps by default: with few examples there are more epochs."""
     swap: bool = False
     """Whether pairs have no order, so that training uses both orders."""
     without_stops: bool = False
