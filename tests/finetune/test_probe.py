@@ -77,8 +77,8 @@ def slow(folder, network: str, text: str) -> float:
     if network == "discriminator":
         row = torch.tensor([ids])
         logits = load_discriminator(folder)(row, torch.zeros_like(row))[0].tolist()
-        odds = [math.exp(logit) * 0.92 / 0.08 for logit in logits[1:-1]]
-        return sum(math.log(1 / (1 + each)) for each in odds)
+        ratios = [math.exp(logit) * 0.92 / 0.08 for logit in logits[1:-1]]
+        return sum(math.log(1 / (1 + ratio)) for ratio in ratios)
     for place in range(1, len(ids) - 1):
         total += math.log(masked_probability(folder, ids, place))
     return total
@@ -121,7 +121,7 @@ def test_the_combined_score_is_a_weighted_sum(both):
 
 
 def test_the_share_of_replaced_tokens_is_taken_out_of_the_score():
-    """The verdict of a discriminator that has seen only the share of pre-training is one half."""
+    """A discriminator that predicts just the share of pre-training knows nothing: one half."""
     share = torch.tensor([0.08, 0.5])
     found = probe_module.original_log_probs(share.logit()).exp()
     assert found.tolist() == pytest.approx([0.5, 0.08], abs=1e-6)
