@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from electra.model_packages import installed_models
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -33,6 +35,21 @@ def test_the_commands_of_the_readme(corpus, tmp_path):
         )
         assert done.returncode == 0, f"{line}\n{done.stderr}"
     assert (tmp_path / "runs" / "mine" / "report.html").is_file()
+
+
+@pytest.mark.skipif("electra-small-en" not in installed_models(), reason="not installed")
+def test_what_the_released_model_says(electra):
+    """Without the fine-tuning, which takes a minute."""
+    block = re.search(
+        r"<!-- released -->\n```console\n(.*?)```", (ROOT / "README.md").read_text(), re.S
+    )
+    assert block is not None
+    shown = re.findall(r"^\$ electra (.*)\n(.*)$", block[1], re.M)
+    assert [command.split()[0] for command, _ in shown] == ["detect", "detect", "fill", "finetune"]
+    for command, line in shown[:3]:
+        code, out, _ = electra(*shlex.split(command))
+        assert code == 0
+        assert line in out.splitlines()
 
 
 def test_make_knows_the_commands_of_the_readme():
