@@ -79,7 +79,8 @@ def test_every_page_of_the_docs_is_in_the_navigation(site):
 def test_each_released_model_has_a_page_made_of_its_card(site):
     page = text_of(site / "models/tiny-model-xx.html")
     assert "library_name" not in page  # the front matter
-    assert "pip install weights/tiny-model-xx" in page
+    assert "pip install . weights/tiny-model-xx\n" in page
+    assert "the folder of this card" not in page
     assert "SHA-256" in page
     assert " MB" in page
     index = (site / "models/index.html").read_text(encoding="utf-8")
