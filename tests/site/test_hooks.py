@@ -96,6 +96,17 @@ def test_without_a_released_model_the_site_has_no_page_for_models(tmp_path):
     assert hooks["on_config"](config).nav == ["index.md"]
 
 
+def test_a_link_to_a_model_card_leads_to_its_page():
+    hooks = runpy.run_path(str(ROOT / "site/hooks.py"))
+    file = SimpleNamespace(src_uri="trained-model.md")
+    config = SimpleNamespace(extra={})
+    link = hooks["on_page_markdown"]
+    for name in hooks["model_cards"](config):
+        text = f"[card](../weights/{name}/README.md#scores)"
+        shown = link(text, SimpleNamespace(file=file), config, None)
+        assert shown == f"[card](models/{name}.md#scores)"
+
+
 class Loaded(HTMLParser):
     """What a browser loads for a page by itself."""
 
