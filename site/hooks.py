@@ -36,7 +36,6 @@ REPOSITORY_PAGES = {
 }
 """Pages outside docs/, by their place in the repository, and where the site has them."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
-CARD_FACTS = ("language", "licence", "weights")
 API = """# Python API
 
 [Use it in Python](../python.md) has examples.
@@ -48,10 +47,10 @@ API = """# Python API
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the released models into the navigation, after the first page."""
+    """Put the released models into the navigation, after the pages that come first."""
     if cards := model_cards(config):
         pages: list[Any] = ["models/index.md", *({name: model_uri(name)} for name in cards)]
-        config.nav.insert(1, {"Models": pages})
+        config.nav.insert(2, {"Models": pages})
     return config
 
 
@@ -76,14 +75,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point links between files of the repository to pages of the site."""
-    sources = {target: source for source, target in REPOSITORY_PAGES.items()}
-    sources |= {model_uri(name): f"weights/{name}/README.md" for name in model_cards(config)}
-    source = sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
-    return LINK.sub(lambda match: site_link(match, source, page.file.src_uri), markdown)
+    cards = {f"weights/{name}/README.md": model_uri(name) for name in model_cards(config)}
+    pages = REPOSITORY_PAGES | cards | {"docs/README.md": "index.md"}
+    uri = page.file.src_uri
+    source = next((file for file, target in pages.items() if target == uri), f"docs/{uri}")
+    return LINK.sub(lambda match: site_link(match, source, uri, pages), markdown)
 
 
-def site_link(match: re.Match[str], source: str, uri: str) -> str:
-    """A link of the file `source` as the page `uri` needs it.
+def site_link(match: re.Match[str], source: str, uri: str, pages: dict[str, str]) -> str:
+    """A link of the file `source` as the page `uri` needs it; `pages` are those outside docs/.
 
     A file that the site does not have, such as source code, becomes plain text.
     """
@@ -92,10 +92,8 @@ def site_link(match: re.Match[str], source: str, uri: str) -> str:
     if ":" in link or not path:
         return match[0]
     target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-    page = REPOSITORY_PAGES.get(target, target.removeprefix("docs/"))
-    if target == "docs/README.md":
-        page = "index.md"
-    elif target not in REPOSITORY_PAGES and not target.startswith("docs/"):
+    page = pages.get(target, target.removeprefix("docs/"))
+    if target not in pages and not target.startswith("docs/"):
         return match[0] if not (ROOT / target).exists() else text
     return f"{image}[{text}]({posixpath.relpath(page, posixpath.dirname(uri))}{mark}{anchor})"
 
@@ -112,23 +110,21 @@ def model_uri(name: str) -> str:
 
 
 def models_page(cards: dict[str, Path]) -> str:
-    """The released models in a table."""
-    rows = []
+    """The released models, with what they are and how large."""
+    parts = ["# Models", "[Start with a trained model](../trained-model.md): install and use one."]
     for name, card in cards.items():
         facts, body = read_model_card(card)
-        summary = body.split("\n\n")[1]
-        rows.append([f"[{name}]({name}.md)", one_line(summary), *card_facts(card, facts)])
-    head = table(["model", "summary", *CARD_FACTS], rows)
-    return f"# Models\n\n{head}\n\n[Publish a model](../release.md) says how they are made.\n"
+        parts += [f"## [{name}]({name}.md)", body.split("\n\n")[1], facts_table(card, facts)]
+    parts.append("[Publish a model](../release.md) says how they are made.")
+    return "\n\n".join(parts) + "\n"
 
 
 def model_page(card: Path) -> str:
-    """A model card, with the facts of its front matter and the command that installs it."""
+    """A model card, with the facts of its front matter and the command for a clone."""
     facts, body = read_model_card(card)
-    title, _, rest = body.partition("\n")
-    shown = table(list(CARD_FACTS), [card_facts(card, facts)])
-    install = f"In a clone of the repository: `pip install weights/{card.parent.name}`"
-    return f"{title}\n\n{shown}\n\n{install}\n{rest}"
+    title, summary, rest = body.split("\n\n", 2)
+    install = re.sub(r"pip install \./\S+.*", f"pip install . weights/{card.parent.name}", rest)
+    return f"{title}\n\n{summary}\n\n{facts_table(card, facts)}\n\n{install}\n"
 
 
 def read_model_card(card: Path) -> tuple[dict[str, Any], str]:
@@ -137,15 +133,16 @@ def read_model_card(card: Path) -> tuple[dict[str, Any], str]:
     return yaml.safe_load(front_matter), body.strip()
 
 
-def card_facts(card: Path, facts: dict[str, Any]) -> list[str]:
-    """The values of `CARD_FACTS`."""
+def facts_table(card: Path, facts: dict[str, Any]) -> str:
+    """Language, licence and size of a model."""
     languages = facts.get("language", "")
     size = sum(path.stat().st_size for path in card.parent.rglob("*.safetensors"))
-    return [
+    row = [
         ", ".join([languages] if isinstance(languages, str) else languages),
         facts.get("license", ""),
         f"{size / 1e6:.1f} MB",
     ]
+    return table(["language", "licence", "weights"], [row])
 
 
 def commands_page() -> str:

@@ -1,6 +1,10 @@
 """Installed models: found by name without being imported, and checked by their SHA-256."""
 
 import json
+import subprocess
+import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -38,7 +42,7 @@ def test_missing_files_of_an_installed_model(installed):
     with pytest.raises(UserError, match="'tiny-model-yy' are missing"):
         find_installed("tiny-model-yy")
     (installed("tiny-model-xx") / MANIFEST).unlink()
-    with pytest.raises(UserError, match="'tiny-model-xx' are missing: install it again"):
+    with pytest.raises(UserError, match="'tiny-model-xx' are missing: install the model again"):
         find_installed("tiny-model-xx")
 
 
@@ -66,7 +70,9 @@ def test_an_unknown_name_is_answered_with_an_installed_one(name, installed):
 
 def test_released_models_are_suggested_with_the_command_that_installs_them(installed, monkeypatch):
     monkeypatch.setitem(RELEASED, "tiny-model-xx", "pip install weights/tiny-model-xx")
-    with pytest.raises(UserError, match=r"is not installed: run  pip install weights/tiny-mode"):
+    with pytest.raises(
+        UserError, match=r"clone of the repository, run  pip install weights/tiny-m"
+    ):
         find_model("tiny-model-xx")
     with pytest.raises(UserError, match=r"Did you mean 'tiny-model-xx'\? It is installed by  pip"):
         find_model("tiny-model")
@@ -82,6 +88,23 @@ def test_released_models_are_those_in_the_repository():
         assert command == f"pip install weights/{name}"
 
 
+@pytest.mark.parametrize("target", ["sdist", "wheel"])
+def test_the_package_of_the_code_leaves_them_out(target, tmp_path):
+    pytest.importorskip("hatchling")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (built,) = tmp_path.iterdir()
+    if target == "wheel":
+        with zipfile.ZipFile(built) as wheel:
+            names = wheel.namelist()
+    else:
+        with tarfile.open(built) as archive:
+            names = [name.partition("/")[2] for name in archive.getnames()]
+    assert [name for name in names if name.endswith("model_packages.py")]
+    assert not [name for name in names if name.startswith("weights/")]
+
+
 @pytest.mark.parametrize("position", [100, -1])  # in the header, and in the last tensor
 def test_a_damaged_weights_file_is_refused(package, position):
     path = package / "tiny_model_xx" / "discriminator" / "model.safetensors"
@@ -92,7 +115,7 @@ def test_a_damaged_weights_file_is_refused(package, position):
         load_discriminator(path.parent)
     assert str(caught.value) == (
         f"{path} is damaged: its SHA-256 is not that of tiny-model-xx 1.0.0; install the model "
-        "again."
+        "again, with pip's --force-reinstall."
     )
     load_generator(package / "tiny_model_xx" / "generator")  # is whole
 

@@ -16,7 +16,9 @@ from electra.json_types import parse_json
 GROUP = "electra.models"
 MANIFEST = "electra-model.json"
 RELEASED = {"electra-small-en": "pip install weights/electra-small-en"}
-"""The models in `weights/`: name -> the command that installs it."""
+"""The models in `weights/`: name -> the command that installs it, in a clone."""
+# Without the option, pip keeps an installed wheel of the same version, however damaged.
+AGAIN = "install the model again, with pip's --force-reinstall."
 
 
 def installed_models() -> dict[str, EntryPoint]:
@@ -36,7 +38,7 @@ def find_installed(name: str) -> Path | None:
     for location in (spec and spec.submodule_search_locations) or ():
         if (Path(location) / MANIFEST).is_file():
             return Path(location)
-    raise UserError(f"The files of the installed model '{name}' are missing: install it again.")
+    raise UserError(f"The files of the installed model '{name}' are missing: {AGAIN}")
 
 
 def find_package(folder: Path) -> Path | None:
@@ -70,14 +72,12 @@ def check_files(folder: Path) -> None:
         content = parse_json(manifest.read_text(encoding="utf-8"))
         model, files = f"{content['name']} {content['version']}", dict(content["sha256"])
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{manifest} is damaged: install the model again.") from None
+        raise UserError(f"{manifest} is damaged: {AGAIN}") from None
     for name, expected in files.items():
         path = network.parent / name
         if path.parent != network:
             continue
         if not path.is_file():
-            raise UserError(f"{path} of {model} is missing: install the model again.")
+            raise UserError(f"{path} of {model} is missing: {AGAIN}")
         if file_sha256(path) != expected:
-            raise UserError(
-                f"{path} is damaged: its SHA-256 is not that of {model}; install the model again."
-            )
+            raise UserError(f"{path} is damaged: its SHA-256 is not that of {model}; {AGAIN}")

@@ -93,7 +93,10 @@ def _download(model: str) -> Path:
     """Download a model from the Hub; names that cannot be one are refused at once."""
     path = Path(model)
     if model in RELEASED:
-        raise UserError(f"The model '{model}' is not installed: run  {RELEASED[model]}")
+        raise UserError(
+            f"The model '{model}' is not installed: in a clone of the repository, run  "
+            f"{RELEASED[model]}"
+        )
     # A Hub name looks like a path of two parts, but its first part is no folder here.
     if path.exists() or model.count("/") != 1 or path.parent.exists() or model[0] in "./~":
         raise UserError(

@@ -1,12 +1,13 @@
 """`electra demo`, with a few training steps."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 from PIL import Image
 
-from electra.demo import run
+from electra.demo import released, run
 from electra.errors import UserError
 
 
@@ -32,18 +33,23 @@ def test_demo_runs_and_replaces_an_earlier_one(quick, tmp_path, console):
     run.run_demo(out, "2steps", console)
 
 
-def test_the_second_act_shows_the_released_model(quick, installed, monkeypatch, tmp_path, console):
+def test_the_second_act_compares_the_released_model(
+    quick, installed, monkeypatch, tmp_path, console
+):
     installed("tiny-model-xx")
+    monkeypatch.setattr(released, "RELEASED_MODEL", "tiny-model-xx")
     monkeypatch.setattr(run, "RELEASED_MODEL", "tiny-model-xx")
     run.run_demo(tmp_path / "demo", "2steps", console)
-    first, second = console.file.getvalue().split("The same with the released model, tiny-model-xx")
-    originals = [line for line in first.splitlines() if line.startswith("original  ")]
-    assert originals
-    assert [line for line in second.splitlines() if line.startswith("original  ")] == originals
-    (accuracy,) = json.loads((tmp_path / "demo" / "demo.json").read_text())["order_accuracy"][
-        "released"
-    ]
-    assert f"word order task: {accuracy:.1%} (one seed" in second
+    result = json.loads((tmp_path / "demo" / "demo.json").read_text())
+    first, second = console.file.getvalue().split("The released model beside the toy")
+    assert "median" in first
+    (toy,) = result["order_accuracy"]["pre-trained"]  # one seed
+    accuracies = result["released"]["order_accuracy"]
+    assert list(accuracies) == ["toy", "tiny-model-xx"]
+    assert accuracies["toy"] == toy
+    row = "".join(rf" +{accuracy:.1%}" for accuracy in accuracies.values())
+    assert re.search(rf"word order task, fine-tuned{row} +50\.0%", second)
+    assert "electra finetune" in second
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path, console):
@@ -63,4 +69,4 @@ def test_an_invalid_budget_deletes_nothing(tmp_path, console):
 
 def test_replaced_tokens_are_marked():
     marked = run.mark_replaced(["the", "farm", "##er", "sings"], [False, False, True, True])
-    assert marked.plain == " the farm<er> <sings>"
+    assert marked.plain == "the farm<er> <sings>"

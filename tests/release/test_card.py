@@ -6,8 +6,8 @@ import re
 import pytest
 import yaml
 
-from electra.release.card import Access, CardFacts, training_section
-from electra.release.details import CardDetails
+from electra.release.card import Access, CardFacts, score_lines, training_section
+from electra.release.details import CardDetails, ScoreTable
 from electra.release.package import release
 from electra.release.run_facts import RunFacts
 
@@ -75,8 +75,15 @@ def test_the_front_matter_is_what_the_hub_reads(card):
 def test_scores_have_their_seeds_and_spread(card):
     assert "| CoLA | matthews | 56.0 | 56.0 ± 1.0 | 55.0 to 57.0 | 3 |" in card
     assert "| mean | | 71.0 | | | |" in card  # of the medians
-    assert "| blimp | accuracy | 73.9 |  |  | 1 |" in card
+    assert "| task | metric | score |\n| --- | --- | ---: |\n| blimp | accuracy | 73.9 |\n" in card
     assert "### GLUE\n\nThe paper's settings." in card
+
+
+def test_a_single_seed_that_failed_is_named():
+    row = {"task": "rte", "metric": "accuracy", "median": 0.5, "mean": 0.5, "deviation": 0.0}
+    row |= {"lowest": 0.5, "highest": 0.5, "seeds": 1, "failed": [0]}
+    lines = score_lines(ScoreTable(title="GLUE", note="", rows=[row], is_suite=True))
+    assert lines[-1] == "| RTE | accuracy | 50.0 | | | 1, 1 failed |"
 
 
 def test_data_training_and_energy(card):

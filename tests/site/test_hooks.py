@@ -79,7 +79,8 @@ def test_every_page_of_the_docs_is_in_the_navigation(site):
 def test_each_released_model_has_a_page_made_of_its_card(site):
     page = text_of(site / "models/tiny-model-xx.html")
     assert "library_name" not in page  # the front matter
-    assert "pip install weights/tiny-model-xx" in page
+    assert "pip install . weights/tiny-model-xx\n" in page
+    assert "the folder of this card" not in page
     assert "SHA-256" in page
     assert " MB" in page
     index = (site / "models/index.html").read_text(encoding="utf-8")
@@ -93,6 +94,17 @@ def test_without_a_released_model_the_site_has_no_page_for_models(tmp_path):
     config = SimpleNamespace(extra={"weights": str(tmp_path)}, nav=["index.md"])
     assert hooks["model_cards"](config) == {}
     assert hooks["on_config"](config).nav == ["index.md"]
+
+
+def test_a_link_to_a_model_card_leads_to_its_page():
+    hooks = runpy.run_path(str(ROOT / "site/hooks.py"))
+    file = SimpleNamespace(src_uri="trained-model.md")
+    config = SimpleNamespace(extra={})
+    link = hooks["on_page_markdown"]
+    for name in hooks["model_cards"](config):
+        text = f"[card](../weights/{name}/README.md#scores)"
+        shown = link(text, SimpleNamespace(file=file), config, None)
+        assert shown == f"[card](models/{name}.md#scores)"
 
 
 class Loaded(HTMLParser):

@@ -293,37 +293,42 @@ def scores_section(facts: CardFacts) -> str:
     """A table for each evaluation, all scores in per cent."""
     parts = []
     for table in facts.evaluations:
-        lines = [
-            "| task | metric | median | mean ± sd | lowest to highest | seeds |",
-            "| --- | --- | ---: | ---: | ---: | ---: |",
-        ]
-        for row in table.rows:
-            score = {
-                key: 100 * row[key] for key in ("median", "mean", "deviation", "lowest", "highest")
-            }
-            several = row["seeds"] > 1
-            spread = f"{score['mean']:.1f} ± {score['deviation']:.1f}" if several else ""
-            ends = f"{score['lowest']:.1f} to {score['highest']:.1f}" if several else ""
-            failed = f", {len(row['failed'])} failed" if row["failed"] else ""
-            name = GLUE_NAMES.get(row["task"], row["task"])
-            lines.append(
-                f"| {name} | {row['metric']} | {score['median']:.1f} | {spread} | {ends} | "
-                f"{row['seeds']}{failed} |"
-            )
-        medians = [100 * row["median"] for row in table.rows]
-        if len(medians) > 1 and table.is_suite:
-            lines.append(f"| mean | | {sum(medians) / len(medians):.1f} | | | |")
         head = [f"### {table.title}"] if table.title else []
         note = [table.note.strip()] if table.note.strip() else []
-        parts.append("\n\n".join([*head, *note, "\n".join(lines)]))
+        parts.append("\n\n".join([*head, *note, "\n".join(score_lines(table))]))
     return "\n\n".join(["## Scores", *parts]) if parts else ""
+
+
+def score_lines(table: ScoreTable) -> list[str]:
+    """The lines of one evaluation; without the columns on seeds if each task has a single one."""
+    several = any(row["seeds"] > 1 or row["failed"] for row in table.rows)
+    heads = ["median", "mean ± sd", "lowest to highest", "seeds"] if several else ["score"]
+    lines = [table_row(["task", "metric", *heads]), table_row(["---"] * 2 + ["---:"] * len(heads))]
+    for row in table.rows:
+        median, mean, deviation, lowest, highest = (
+            f"{100 * row[key]:.1f}" for key in ("median", "mean", "deviation", "lowest", "highest")
+        )
+        spread = [f"{mean} ± {deviation}", f"{lowest} to {highest}"]
+        failed = f", {len(row['failed'])} failed" if row["failed"] else ""
+        seeds = [*(spread if row["seeds"] > 1 else ["", ""]), f"{row['seeds']}{failed}"]
+        name = GLUE_NAMES.get(row["task"], row["task"])
+        lines.append(table_row([name, row["metric"], median, *(seeds if several else [])]))
+    medians = [100 * row["median"] for row in table.rows]
+    if len(medians) > 1 and table.is_suite:
+        empty = [""] * (len(heads) - 1)
+        lines.append(table_row(["mean", "", f"{sum(medians) / len(medians):.1f}", *empty]))
+    return lines
+
+
+def table_row(cells: list[str]) -> str:
+    return "".join(f"| {cell} " if cell else "| " for cell in cells) + "|"
 
 
 def data_section(details: CardDetails) -> str:
     """The training text and its licences."""
     parts = ["## Training data"]
     if details.data:
-        lines = ["| source | amount | licence |", "| --- | --- | --- |"]
+        lines = ["| source | amount | licence |", "| --- | ---: | --- |"]
         lines += [
             f"| {link(source)} | {source.amount} | {source.license} |" for source in details.data
         ]
