@@ -30,8 +30,8 @@ def test_detect_and_fill(bash):
 def test_finetune(bash, tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     script = blocks("bash")[1]
-    said = bash(script.replace("epochs=10", "--seeds 1 epochs=0.5"))
-    assert "epochs=10" in script
+    assert "--seeds 1\n" in script
+    said = bash(script.replace("--seeds 1\n", "--seeds 1 epochs=0.5\n"))
     assert '"label": ' in said
 
 
