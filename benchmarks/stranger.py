@@ -7,6 +7,8 @@ all layers (BabyLM's settings); the rest is what transformers.Trainer does by de
 without warm-up, no weight decay, gradients clipped to a norm of 1, batches padded to their longest
 row, bf16 autocast on CUDA. The score is that of the last epoch on dev, by our metrics.
 
+On a CPU with AVX-512 bf16, --precision bf16 takes less than half the time of fp32.
+
 Each task and seed is a line of --out; the same command continues with those that are missing. A
 small model leaves a GPU idle most of the time, so --workers trains that many seeds in processes of
 their own. The medians are printed as JSON lines. The file can be an evaluation of a model card.
@@ -29,7 +31,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from electra.device import autocast, choose_device, choose_precision
+from electra.device import Precision, autocast, choose_device, choose_precision
 from electra.files import file_sha256
 from electra.finetune.results import summary
 from electra.jsonl import read_jsonl, to_json
@@ -57,11 +59,12 @@ class Job:
     warmup: float
     max_length: int
     rows: int
+    precision: Precision
     threads: int
 
     def settings(self) -> dict[str, Any]:
         """What decides the result, besides model, task and seed."""
-        names = ("lr", "epochs", "batch_size", "warmup", "max_length", "rows")
+        names = ("lr", "epochs", "batch_size", "warmup", "max_length", "rows", "precision")
         return {name: getattr(self, name) for name in names}
 
 
@@ -102,6 +105,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=float, default=0.0, help="share of the steps")
     parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument("--rows", type=int, default=0, help="of the training set; 0 is all")
+    parser.add_argument("--precision", choices=("auto", "bf16", "fp32"), default="auto")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     options = parser.parse_args()
     folder = resolve_model(options.model, "encoder")
@@ -117,6 +121,7 @@ def main() -> None:
             warmup=options.warmup,
             max_length=options.max_length,
             rows=options.rows,
+            precision=options.precision,
             threads=max(1, torch.get_num_threads() // options.workers),
         )
         for task in options.tasks.split(",")
@@ -215,7 +220,7 @@ def train(job: Job) -> dict[str, Any]:
     torch.set_num_threads(job.threads)
     task, rows, dev = load_rows(job.task, job.data, job.model, job.max_length, job.rows)
     device = rows.ids.device
-    dtype = choose_precision("auto", device)
+    dtype = choose_precision(job.precision, device)
     torch.manual_seed(job.seed)
     network = ElectraForSequenceClassification.from_pretrained(
         job.model, num_labels=max(1, len(task.labels)), dtype=torch.float32

@@ -86,6 +86,21 @@ def test_the_same_command_continues(run):
     assert printed[0]["seeds"] == 1
 
 
+def test_the_precision_asked_for(stranger, run, monkeypatch):
+    found = []
+    autocast = stranger.autocast
+    monkeypatch.setattr(
+        stranger, "autocast", lambda *given: [found.append(given[1]), autocast(*given)][1]
+    )
+    options = ("--tasks", "cola", "--epochs", "1", "--rows", "16", "--seeds", "1")
+    run(*options, "--precision", "fp32")
+    assert set(found) == {torch.float32}
+    found.clear()
+    results, _ = run(*options, "--precision", "bf16")
+    assert set(found) == {torch.bfloat16}  # trained again, in the other precision
+    assert [result["settings"]["precision"] for result in results] == ["fp32", "bf16"]
+
+
 @pytest.mark.parametrize("task", ["cola", "stsb"])
 def test_the_loop_is_that_of_the_trainer(stranger, glue, model_folder, task, monkeypatch):
     """Same head, order and settings without dropout: the same predictions after training."""
@@ -122,6 +137,7 @@ def test_the_loop_is_that_of_the_trainer(stranger, glue, model_folder, task, mon
         warmup=0.0,
         max_length=32,
         rows=0,
+        precision="auto",
         threads=1,
     )
     found = []

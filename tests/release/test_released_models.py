@@ -3,6 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import yaml
 import electra as package_under_test
 from electra.hub.folders import load_discriminator
 from electra.model_packages import RELEASED, check_files, find_package, installed_models
+from electra.release.details import read_details
 
 WEIGHTS = Path(__file__).parents[2] / "weights"
 TEXT = "The pilot landed the kitchen safely in the fog."
@@ -85,3 +87,22 @@ def test_the_card_says_what_a_reader_needs(name):
     assert {"language", "license", "model-index", "library_name"} <= facts.keys()
     for heading in ("Use", "Fine-tune", "Training", "Training data", "Scores", "Limitations"):
         assert re.search(rf"^## {heading}$", body, re.M), heading
+
+
+def test_the_card_has_the_settings_for_transformers(name, tmp_path, monkeypatch):
+    """Those of its YAML file; its code runs."""
+    pytest.importorskip("accelerate", reason="transformers.TrainingArguments needs accelerate")
+    if name not in installed_models():
+        pytest.skip(f"{name} is not installed: {RELEASED[name]}")
+    advice = read_details(WEIGHTS / f"{name}.yaml").finetuning.strip()
+    text = (WEIGHTS / name / "README.md").read_text(encoding="utf-8")
+    section = text.split("## Fine-tune\n")[1].split("\n## ")[0]
+    assert advice
+    assert section.rstrip().endswith(advice)
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", section, re.S):
+        exec(block, found)
+    settings = found["settings"]
+    assert settings.get_warmup_steps(100) == 10
+    assert found["model"].config.num_labels == 2
