@@ -47,7 +47,8 @@ def say(objective):
 
 
 SIZES = (
-    "parameters of the generator 1.1 M, discriminator 0.9 M; 1.2 M tokens of text, 25min{phases}."
+    "parameters of the generator 1.1 M, discriminator 0.9 M; 1.2 M tokens of text, "
+    "budget 25min{phases}."
 )
 
 

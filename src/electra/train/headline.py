@@ -24,5 +24,5 @@ def headline(run: Run, shards: Shards) -> str:
     return (
         f"{where} {run.state.step:,} on {processes}{run.step.device.type} in {precision}: "
         f"parameters of the {sizes}; {shards.tokens / 1e6:.1f} M tokens of text, "
-        f"{run.loop.budget}{phases}."
+        f"budget {run.loop.budget}{phases}."
     )
