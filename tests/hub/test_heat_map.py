@@ -47,10 +47,16 @@ def test_what_was_replaced_is_spelled_like_the_text(tokenizer_folder):
     tokens = [
         CorruptedToken(token="the", original="the", masked=True),
         CorruptedToken(token="the", original="##z", masked=True),
+        CorruptedToken(token="##z", original="the", masked=True),
         CorruptedToken(token="xy", original="", masked=False),
     ]
-    found = judge(load_tokenizer(tokenizer_folder), tokens, [0.1, 0.2, 0.3])
-    assert [(t.original, t.original_text) for t in found] == [(None, ""), ("##z", "z"), ("", "")]
+    found = judge(load_tokenizer(tokenizer_folder), tokens, [0.1, 0.2, 0.3, 0.4])
+    assert [(t.original, t.original_text, t.original_begins_word) for t in found[:3]] == [
+        (None, "", False),
+        ("##z", "z", False),
+        ("the", "the", True),
+    ]
+    assert (found[3].original, found[3].original_text) == ("", "")
 
 
 def test_spelling_of_byte_level_tokens():

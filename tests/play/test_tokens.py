@@ -91,6 +91,7 @@ def judged(text: str, begins: bool, suspicion: float, original: str | None = Non
         suspicion=suspicion,
         original=original,
         original_text=(original or "").removeprefix("##"),
+        original_begins_word=original is not None and not original.startswith("##"),
     )
 
 
@@ -101,9 +102,12 @@ def test_words():
             judged("er", False, 0.7, "##hand"),
             judged("s", False, 0.2),
             judged("sang", True, 0.3),
+            judged("glass", True, 0.4),
+            judged("ette", False, 0.1, "of"),
         ]
     )
     assert [(w.text, w.suspicion, w.replaced, w.original) for w in words] == [
         ("farmers", 0.7, True, "farmhands"),
         ("sang", 0.3, False, "sang"),
+        ("glassette", 0.4, True, "glass of"),
     ]

@@ -30,6 +30,7 @@ class JudgedToken:
     """The token that it replaces; None if nothing was replaced."""
     original_text: str = ""
     """That token as it is shown."""
+    original_begins_word: bool = False
     masked: bool = False
     proposals: tuple[PredictedToken, ...] = ()
 
@@ -48,10 +49,11 @@ def judged(
             suspicion=suspicion,
             original=token.original if token.replaced else None,
             original_text=original_text if token.replaced else "",
+            original_begins_word=original_begins_word and token.replaced,
             masked=token.masked,
             proposals=token.proposals,
         )
-        for token, suspicion, (text, begins_word), (original_text, _) in zip(
+        for token, suspicion, (text, begins_word), (original_text, original_begins_word) in zip(
             tokens, suspicions, shown, before, strict=True
         )
     ]

@@ -21,7 +21,7 @@ class Word:
     suspicion: float
     replaced: bool
     original: str
-    """The word before the replacement."""
+    """What stood there before the replacement: a word, sometimes two."""
 
 
 def check_text(text: str, limit: int = MAX_CHARS) -> str:
@@ -129,10 +129,11 @@ def join_words(tokens: Sequence[JudgedToken]) -> list[Word]:
             )
         else:
             last = words[-1]
+            space = " " * token.original_begins_word  # two words have become one
             words[-1] = Word(
                 text=last.text + token.text,
                 suspicion=max(last.suspicion, token.suspicion),
                 replaced=last.replaced or replaced,
-                original=last.original + original,
+                original=last.original + space + original,
             )
     return words
