@@ -20,7 +20,7 @@ from electra.model_packages import (
     find_package,
     write_manifest,
 )
-from electra.model_paths import find_model, resolve_model
+from electra.model_paths import find_model, find_tokenizer, resolve_model
 
 ROOT = Path(__file__).parents[1]
 
@@ -79,6 +79,20 @@ def test_released_models_are_suggested_with_the_command_that_installs_them(insta
     installed("tiny-model-xx")
     with pytest.raises(UserError, match=r"Did you mean 'tiny-model-xx'\?$"):
         find_model("tiny-model")
+
+
+def test_the_tokenizer_of_a_package(package, installed, monkeypatch):
+    """By its name or folder; another path stays as it is, for the tokenizer's own errors."""
+    monkeypatch.setitem(RELEASED, "tiny-model-xx", "pip install weights/tiny-model-xx")
+    with pytest.raises(UserError, match="is not installed: in a clone of the repository, run  pip"):
+        find_tokenizer(Path("tiny-model-xx"))
+    inside = Path("tiny_model_xx") / "discriminator"
+    assert find_tokenizer(package) == package / inside
+    assert find_tokenizer(Path("tiny-model-x")) == Path("tiny-model-x")
+    file = package / inside / "tokenizer.json"
+    assert find_tokenizer(file) == file
+    folder = installed("tiny-model-xx")
+    assert find_tokenizer(Path("tiny-model-xx")) == folder / "discriminator"
 
 
 def test_released_models_are_those_in_the_repository():

@@ -76,11 +76,14 @@ def find_network(folder: Path, network: Network) -> Path:
 
 
 def find_tokenizer(tokenizer: Path) -> Path:
-    """Return a tokenizer's folder or file; the name of an installed model means its tokenizer."""
-    if tokenizer.exists():
-        return tokenizer
-    installed = find_installed(str(tokenizer))
-    return find_network(installed, "encoder") if installed else tokenizer
+    """Return a tokenizer's folder or file; a model package or its name means its tokenizer."""
+    if tokenizer.is_dir():
+        package = find_package(tokenizer)
+    elif tokenizer.exists():
+        package = None
+    elif not (package := find_installed(str(tokenizer))):
+        _refuse_released(str(tokenizer))
+    return find_network(package, "encoder") if package else tokenizer
 
 
 def _holds_model(folder: Path) -> bool:
@@ -89,14 +92,19 @@ def _holds_model(folder: Path) -> bool:
     )
 
 
-def _download(model: str) -> Path:
-    """Download a model from the Hub; names that cannot be one are refused at once."""
-    path = Path(model)
+def _refuse_released(model: str) -> None:
+    """For a released model that is not installed, name the command that installs it."""
     if model in RELEASED:
         raise UserError(
             f"The model '{model}' is not installed: in a clone of the repository, run  "
             f"{RELEASED[model]}"
         )
+
+
+def _download(model: str) -> Path:
+    """Download a model from the Hub; names that cannot be one are refused at once."""
+    path = Path(model)
+    _refuse_released(model)
     # A Hub name looks like a path of two parts, but its first part is no folder here.
     if path.exists() or model.count("/") != 1 or path.parent.exists() or model[0] in "./~":
         raise UserError(
