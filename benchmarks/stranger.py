@@ -18,6 +18,7 @@ import argparse
 import json
 import multiprocessing
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -32,6 +33,7 @@ import torch
 from torch import Tensor
 
 from electra.device import Precision, autocast, choose_device, choose_precision
+from electra.errors import UserError
 from electra.files import file_sha256
 from electra.finetune.results import summary
 from electra.jsonl import read_jsonl, to_json
@@ -108,6 +110,11 @@ def main() -> None:
     parser.add_argument("--precision", choices=("auto", "bf16", "fp32"), default="auto")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     options = parser.parse_args()
+    for name in ("seeds", "epochs", "batch_size", "max_length", "workers"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    if options.rows < 0 or not 0 < options.lr < 1 or not 0 <= options.warmup <= 1:
+        parser.error("--rows must be at least 0, --lr and --warmup fractions of 1")
     folder = resolve_model(options.model, "encoder")
     jobs = [
         Job(
@@ -287,4 +294,8 @@ def predict(network: Any, task: Task, rows: Rows, dtype: torch.dtype) -> npt.NDA
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

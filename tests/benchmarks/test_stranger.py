@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -99,6 +101,29 @@ def test_the_precision_asked_for(stranger, run, monkeypatch):
     results, _ = run(*options, "--precision", "bf16")
     assert set(found) == {torch.bfloat16}  # trained again, in the other precision
     assert [result["settings"]["precision"] for result in results] == ["fp32", "bf16"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--seeds", "0"), "--seeds must be at least 1"),
+        (("--batch-size", "-8"), "--batch-size must be at least 1"),
+        (("--rows", "-1"), "--rows must be at least 0"),
+        (("--lr", "nan"), "--lr"),
+    ],
+)
+def test_wrong_options_are_refused(run, capsys, options, message):
+    with pytest.raises(SystemExit) as stopped:
+        run(*options)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_error_is_one_sentence(glue, model_folder):
+    command = [SCRIPT, model_folder, "--data", glue / "nowhere", "--out", glue / "out.jsonl"]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: There is no folder '.*nowhere': .*\n", done.stderr)
 
 
 @pytest.mark.parametrize("task", ["cola", "stsb"])
