@@ -90,6 +90,8 @@ def test_process_substitution_and_standard_input_are_read(write_rows, tmp_path):
     assert found.stdout.splitlines() == ["classify ('bad', 'fair', 'good')"] * 2
 
 
-def test_a_model_in_the_place_of_the_task_is_explained(tmp_path):
-    with pytest.raises(UserError, match="name the model first and then the task"):
-        load_task(str(tmp_path), tmp_path)
+def test_a_model_in_the_place_of_the_task_is_explained(tmp_path, installed):
+    installed("tiny-model-xx")
+    for model in (str(tmp_path), "tiny-model-xx"):
+        with pytest.raises(UserError, match="name the model first and then the task"):
+            load_task(model, tmp_path)

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from electra.errors import UserError, nearest
+from electra.model_packages import installed_models
 from electra.tasks.conll import load_tags
 from electra.tasks.examples import Task
 from electra.tasks.glue import GLUE, load_glue, normalize_name
@@ -35,7 +36,8 @@ def load_task(
         return replace(task, min_steps=MIN_STEPS)
     if name not in (*GLUE, *SQUAD, *CONLL):
         known = [*GLUE, *SQUAD, *CONLL, *USER_TASKS]
-        hint = "name the model first and then the task." if Path(typed).exists() else ""
+        is_model = Path(typed).exists() or typed in installed_models()
+        hint = "name the model first and then the task." if is_model else ""
         raise UserError(f"There is no task '{typed}': {hint or nearest(name, known)}")
     options = {"--text": text, "--pair": pair, "--label": label}
     if given := [option for option, value in options.items() if value is not None]:
