@@ -40,7 +40,7 @@ def load_pretrained(model: str) -> PretrainedEncoder:
 
 
 def resolve_settings(config: FinetuneConfig, model: EncoderConfig, task: Task) -> FinetuneConfig:
-    """Replace every 0 by the paper's value for the model size and the task."""
+    """Replace every 0 by the default for the model size and the task."""
     large, base = model.hidden >= 1024, 512 <= model.hidden < 1024
     max_length = min(config.max_length or task.max_length, model.max_positions)
     return replace(
