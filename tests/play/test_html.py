@@ -79,6 +79,8 @@ def test_a_game_shows_the_answer_only_at_its_end():
     assert "You win!" in html.game_status(finish(game))
     lost = finish(Round(words=words, chosen=frozenset({0})))
     assert "wrong" in html.game_board(lost)
+    assert "<b>b</b><s>c</s><small>&nbsp;</small>" in html.game_board(lost)
+    assert html.game_board(lost).count("<s>") == 1
     assert "A draw." in html.game_status(lost)
 
 
