@@ -34,6 +34,8 @@ from electra.train.metrics_log import read_metrics
 from electra.train.run_config import read_run_config
 
 ROOT = Path(__file__).parents[1]
+FROM_SCRATCH = ("layer_decay=1", "bias_correction=true")
+"""Fine-tuning settings for random weights: with layer-wise decay, lower layers hardly learn."""
 
 
 def main() -> None:
@@ -60,8 +62,9 @@ def main() -> None:
         encoders |= {"not adapted": options.model, "adapted": options.out / "adapted"}
     encoders["random weights"] = untrained(options.out)
     for name, encoder in encoders.items():
+        settings = (*(FROM_SCRATCH if name == "random weights" else ()), *options.tuning)
         electra("finetune", encoder, "tag", "--data", options.task, "--seeds", options.seeds,
-                "--out", tuned(options.out, name), *options.tuning)  # fmt: skip
+                "--out", tuned(options.out, name), *settings)  # fmt: skip
     found = summary(options, list(encoders))
     write_atomic(options.out / "summary.json", (json.dumps(found, indent=2) + "\n").encode())
     print(json.dumps(found))

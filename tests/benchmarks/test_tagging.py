@@ -47,11 +47,14 @@ def test_a_language(call, tmp_path):
     assert len(found["scores"]["pre-trained"]["seeds"]["f1"]) == 2
     assert found["run"]["step"] == 3
     assert "tokens per word" in (tmp_path / "out" / "inspect.txt").read_text()
-    digests = {
-        path.parent.name: read_jsonl(path)[0]["model_sha256"]
+    results = {
+        path.parent.name: read_jsonl(path)[0]
         for path in (tmp_path / "out" / "tuned").glob("*/results.jsonl")
     }
+    digests = {name: result["model_sha256"] for name, result in results.items()}
     assert digests["pre-trained"] != digests["random-weights"]
+    decays = {name: result["settings"]["layer_decay"] for name, result in results.items()}
+    assert decays == {"pre-trained": 0.8, "random-weights": 1.0}
     again, same = call("--tokenizer", "--vocab-size 300 --keep-accents")
     assert again == commands[1:]  # the tokenizer is there; the others find nothing to do
     assert same["scores"] == found["scores"]
