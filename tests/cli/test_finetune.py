@@ -92,6 +92,21 @@ def test_failed_seeds_are_named(electra, model_folder, reviews, tmp_path, monkey
     code, shown, err = electra(*command, "--out", tmp_path / "out", "--seeds", "3,5")
     assert code == 0, err
     assert "learned nothing: seed 3, 5" in shown
+    assert "try a lower lr or more epochs" in err
+
+
+def test_one_seed_that_learned_is_no_reason_for_advice(
+    electra, model_folder, reviews, tmp_path, monkeypatch
+):
+    answers = iter([True, False])
+    monkeypatch.setattr(
+        "electra.finetune.kinds.classify.Classify.failed", lambda *given: next(answers)
+    )
+    command = ("finetune", model_folder, "classify", *QUICK, "--data", reviews)
+    code, shown, err = electra(*command, "--out", tmp_path / "out", "--seeds", "3,5")
+    assert code == 0, err
+    assert "learned nothing: seed 3" in shown
+    assert "more epochs" not in err
 
 
 def test_divergence_is_an_error(refused, model_folder, reviews, tmp_path):

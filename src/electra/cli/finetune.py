@@ -35,6 +35,10 @@ Seeds = Annotated[
 ]
 MOST_SEEDS = 1000
 """The largest number that --seeds accepts without a comma."""
+NOTHING_LEARNED = (
+    "no seed has learned anything: try a lower lr or more epochs. An encoder that is still on its "
+    "opening plateau cannot be fine-tuned; `electra evaluate` shows an AUC near 0.5 then."
+)
 TASKS = (
     "A GLUE task (cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli), squad1, squad2, conll2000, "
     "conll2003; for your own files: classify, regress, pair, choice, tag, qa."
@@ -139,8 +143,11 @@ def finetune(
         for result in results:
             typer.echo(json.dumps(result, ensure_ascii=False))
         return
-    console.print(summary_line(summary(results)), highlight=False, markup=False, soft_wrap=True)
+    row = summary(results)
+    console.print(summary_line(row), highlight=False, markup=False, soft_wrap=True)
     typer.echo(f"Model of the best seed: {out / 'model'}")
+    if len(row["failed"]) == row["seeds"]:
+        warn([NOTHING_LEARNED])
 
 
 @lasting()
