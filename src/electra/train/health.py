@@ -40,7 +40,7 @@ class HealthCheck:
                 f"guessing the most frequent one ({held_out['accuracy_floor']:.1%}), after "
                 f"{progress:.0%} of the schedule. Early in a long schedule that is normal: "
                 "paper.small leaves the plateau at about 52,000 of its 1,000,000 steps. In a "
-                "shorter run use model.init=local, which leaves it at once, or a longer budget; "
+                "shorter run use model.init=local, which leaves it sooner, or a longer budget; "
                 "else check optim.lr, data.batch_size and the tokenizer ('electra tokenizer "
                 "inspect')."
             )
