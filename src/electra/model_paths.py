@@ -77,12 +77,12 @@ def find_network(folder: Path, network: Network) -> Path:
 
 def find_tokenizer(tokenizer: Path) -> Path:
     """Return a tokenizer's folder or file; a model package or its name means its tokenizer."""
-    if tokenizer.is_dir():
-        package = find_package(tokenizer)
-    elif tokenizer.exists():
-        package = None
-    elif not (package := find_installed(str(tokenizer))):
-        _refuse_released(str(tokenizer))
+    if tokenizer.exists():
+        package = find_package(tokenizer) if tokenizer.is_dir() else None
+    else:
+        package = find_installed(str(tokenizer))
+        if not package:
+            _refuse_released(str(tokenizer))
     return find_network(package, "encoder") if package else tokenizer
 
 
